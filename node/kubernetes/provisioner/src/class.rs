@@ -18,7 +18,7 @@ pub(crate) enum ReclaimPolicy {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClassRejection {
-    #[error("it has mountOptions, which would not reach the container; remove them")]
+    #[error("it has mountOptions, which this driver does not support; remove them")]
     MountOptions,
     #[error(transparent)]
     Parameter(#[from] ParameterError),

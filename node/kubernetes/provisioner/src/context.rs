@@ -146,7 +146,7 @@ impl Copies {
 /// Error after which the provisioner has to be started again.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("a part of the provisioner ended")]
+    #[error("a service of the provisioner ended")]
     Part(#[from] supervisor::Ended),
     #[error("the watch of {0} ended")]
     WatchEnded(&'static str),

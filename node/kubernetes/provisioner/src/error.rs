@@ -31,18 +31,18 @@ pub(crate) enum Error {
     Full(volume::Error),
     #[error(transparent)]
     Store(volume::Error),
-    #[error("PV {id} exists and is of another volume; delete it")]
+    #[error("PV {id} exists and belongs to another volume; delete it")]
     NameTaken { id: VolumeId },
-    #[error("content {id} exists and is not that of the rollback on this node; delete it")]
+    #[error("content {id} exists and does not belong to the rollback on this node; delete it")]
     ContentTaken { id: VolumeId },
     #[error(
-        "{has}, and VolumeSnapshot {name} exists, which is not the one that keeps the former content; delete it, then the \
-         node creates that one"
+        "{has}, but another VolumeSnapshot {name} exists; delete it, so that the node creates the VolumeSnapshot of \
+         the former content"
     )]
     SnapshotTaken { has: VolumeContent, name: String },
     #[error("{has}, and the node cannot {what}: {message}")]
     KeptDenied { has: VolumeContent, what: &'static str, message: String },
-    #[error("an earlier rollback of the volume has not ended")]
+    #[error("an earlier rollback of the volume is not finished")]
     EarlierRollback(#[source] Box<Self>),
     #[error("the volume keeps {has}; request less, or free space")]
     Infeasible { has: Bytes, source: volume::Error },
@@ -54,9 +54,9 @@ pub(crate) enum Error {
     Live(#[from] LiveVolumeError),
     #[error("the kubelet could not expand the block device of the pods; it will try again")]
     NodeResize,
-    #[error("the expansion did not end after {0} steps")]
+    #[error("the expansion is not finished after {0} steps")]
     Endless(usize),
-    #[error("PV {other} is of the same volume {id}; delete one of the two PVs with policy Retain first")]
+    #[error("PV {other} has the same volume {id}; first delete one of the two PVs with policy Retain")]
     Shared { other: String, id: VolumeId },
     #[error(
         "the VolumeSnapshotClass {class} does not exist; create it, or create the snapshot again with another class"
@@ -77,7 +77,7 @@ pub(crate) enum Error {
     )]
     NoSnapshot { id: VolumeId },
     #[error(
-        "content {other} is of the same snapshot {id}; delete one of the two contents with deletionPolicy Retain first"
+        "content {other} has the same snapshot {id}; first delete one of the two contents with deletionPolicy Retain"
     )]
     SharedSnapshot { other: String, id: VolumeId },
     #[error("there is no Node object {0} yet")]

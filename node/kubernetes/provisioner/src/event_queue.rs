@@ -209,7 +209,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
         }
     };
     if timeout(LAST, rest).await.is_err() {
-        warn!("not all events were sent before the end");
+        warn!("events not sent before the stop were dropped");
     }
     Ok(())
 }

@@ -173,7 +173,7 @@ impl Events {
     }
 
     pub(crate) fn modifying(&self, claim: &PersistentVolumeClaim, class: &str) {
-        let note = format!("the volume gets class {class}");
+        let note = format!("applying class {class} to the volume");
         self.publish_class(Reason::Modifying, "Modify", class, note, claim);
     }
 
@@ -183,7 +183,7 @@ impl Events {
     }
 
     pub(crate) fn modify_canceled(&self, claim: &PersistentVolumeClaim) {
-        let note = "the claim requests no class any more; the volume is unchanged".to_owned();
+        let note = "the claim no longer requests a class; the volume is unchanged".to_owned();
         self.publish(Reason::ModifyCanceled, "Modify", note, claim.object_ref(&()));
     }
 
@@ -193,8 +193,8 @@ impl Events {
 
     pub(crate) fn rollback_started(&self, claim: &PersistentVolumeClaim, node: &str, snapshot: &str) {
         let note = format!(
-            "node {node} copies the content of snapshot {snapshot}; the volume gets it when no pod has the volume. To cancel, \
-             remove the annotation {RESTORE_FROM}"
+            "node {node} copies the content of snapshot {snapshot}, and rolls the volume back when no pod uses it. To \
+             cancel, remove the annotation {RESTORE_FROM}"
         );
         self.publish_named(Reason::RollbackStarted, "RollBack", snapshot, note, claim);
     }
@@ -207,7 +207,7 @@ impl Events {
         error: &volume::Error,
     ) {
         let (action, until) = match wait {
-            RollbackWait::Pods => ("RollBackWait", "no pod has the volume"),
+            RollbackWait::Pods => ("RollBackWait", "no pod uses the volume"),
             RollbackWait::Clones => ("RollBackWaitClones", "no clone or snapshot of the volume is being created"),
         };
         let note = format!("the rollback waits until {until}: {}", causes::line(error));
@@ -284,7 +284,7 @@ impl Events {
     pub(crate) fn denied(&self, pod: &Pod, container: &str, operation: &str, call: &str) {
         let note = format!(
             "container {container} was denied {call}, which could remove the limits of volumes; remove the call from the \
-             program, or find out which program makes it"
+             program, or find the program that makes the call"
         );
         let pod = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -319,8 +319,8 @@ impl Events {
     pub(crate) fn limits_changed(&self, node: &str, id: &VolumeId, found: Limits, record: &Record) {
         let or_none = |limit: Option<String>| limit.unwrap_or_else(|| "none".to_owned());
         let note = format!(
-            "the limits of volume {id} (claim {}) were changed: its space is {}, its limit of space {}, of files {}; restart \
-             the node, which sets them again, and find the program that changed them",
+            "the limits of volume {id} (claim {}) were changed: its size is {}, its limit of space {}, of files {}; \
+             restart the node, which sets them again, and find the program that changed them",
             record.claim,
             record.size,
             or_none(found.bytes.map(|bytes| bytes.to_string())),
@@ -330,14 +330,14 @@ impl Events {
     }
 
     pub(crate) fn disk_fault(&self, node: &str, fault: &DiskFault) {
-        let note = format!("{fault}; copy the data disk, then replace or repair it");
+        let note = format!("{fault}; back up the data disk, then repair or replace it");
         // Each kind of fault has a series of its own.
         self.publish(Reason::DiskFault, &format!("CheckDisk-{}", fault.kind()), note, node_reference(node));
     }
 
     pub(crate) fn lost(&self, pv: &PersistentVolume, reason: &(dyn std::error::Error + Sync)) {
         let note = format!(
-            "{}; pods with this volume cannot start: attach the right disk, or delete claim and PV",
+            "{}; pods with this volume cannot start: attach the disk with the volume, or delete the claim and the PV",
             causes::line(reason)
         );
         self.publish(Reason::Lost, "Compare", note, pv.object_ref(&()));

@@ -65,7 +65,7 @@ impl Provisioner {
         if let Some(pvs) = pvs
             && pvs.wait_until_ready().await.is_err()
         {
-            warn!("the watch of PVs ended, events about full volumes come later");
+            warn!("watch of PVs ended, events about full volumes are delayed");
         }
     }
 

@@ -118,7 +118,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                 && let Err(error) = cx.round(provisioner.look_again(&mut reported), Result::is_ok).await
             {
                 let error: &dyn std::error::Error = &error;
-                warn!(error, "comparison of volumes that other passes had failed, will retry");
+                warn!(error, "repeated comparison of volumes failed, will retry");
             }
         }
     }
@@ -159,7 +159,7 @@ impl Provisioner {
                 self.discards.add(id.clone(), EndOfPv { before: since, after: since });
             }
         } else {
-            warn!("the API server has no PVs, but the disk has volumes of PVs: nothing is undone or removed");
+            warn!("the API server has no PVs, but the disk has volumes of PVs: no volume is removed");
         }
         self.sweep_rollbacks(&rollbacks).await?;
         let mut found = Findings {

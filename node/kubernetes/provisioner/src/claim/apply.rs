@@ -72,7 +72,7 @@ pub(crate) async fn reconcile_claim(
     if let Err(Error::Store(error)) = &provisioned
         && let volume::Error::Copying { left, .. } = error
     {
-        debug!(claim = %assigned.claim, %left, "clone copied in part");
+        debug!(claim = %assigned.claim, %left, "clone partly copied");
         return Ok(provisioner.copies.outcome(&assigned.id, error.copying()).action());
     }
     if let Ok(Outcome::Occupied) = provisioned {
@@ -87,7 +87,7 @@ pub(crate) async fn reconcile_claim(
         }
         if provisioner.may_fit_elsewhere(error) && !plan::is_clone(&claim) {
             provisioner.release(&claim).await?;
-            info!(claim = %assigned.claim, "claim returned, so that another node is selected");
+            info!(claim = %assigned.claim, "claim returned to the scheduler, another node will be selected");
         }
     } else {
         provisioner.attempts.succeeded(&key);

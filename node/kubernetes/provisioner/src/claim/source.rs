@@ -28,7 +28,7 @@ pub(crate) enum Obstacle {
     Unbound,
     #[error("which is not ready; its status names the reason")]
     NotReady,
-    #[error("whose volume {pv} is not one of {DRIVER_NAME}; select a source with a storage class of this driver")]
+    #[error("whose volume {pv} is not a volume of {DRIVER_NAME}; select a source with a storage class of this driver")]
     Foreign { pv: String },
     #[error("whose data is on node {node}; the clone is created there when the control plane has selected that node")]
     Elsewhere { node: String },

@@ -92,7 +92,7 @@ impl Provisioner {
             Ok(_) => info!(volume = %id, "deleted volume removed"),
             Err(error @ volume::Error::Refused { source: volume::VolumeRefusal::NotRetired, .. }) => {
                 let error: &dyn std::error::Error = &error;
-                warn!(volume = %id, error, "deleted volume not removed: it is not in the trash any more");
+                warn!(volume = %id, error, "deleted volume not removed: it is no longer in the trash");
             }
             Err(error) => return Err(Error::Store(error)),
         }
@@ -121,7 +121,7 @@ impl Provisioner {
     /// Restores the volume if a PV of this node keeps it, as the next sweep would.
     async fn keep_listed(&self, id: &VolumeId, listing: &Listing) -> Result<(), Error> {
         if let Some(pv) = listing.elsewhere(id) {
-            warn!(volume = %id, pv, "deleted volume not removed: a PV that is not of this node alone has it");
+            warn!(volume = %id, pv, "deleted volume not removed: a PV that other nodes can use refers to it");
         }
         for listed in listing.of_volume(id).iter().filter(|pv| !pv.is_deleted) {
             if self.kept_pv(id, &listed.name).await?.is_some() {
@@ -142,7 +142,7 @@ impl Provisioner {
                 self.discards.requeue(id);
                 if error.is_shrinking() {
                     self.attempts.succeeded(&backoff_key(id));
-                    info!(volume = %id, error = causes::of(&error), "deleted volume removed in part");
+                    info!(volume = %id, error = causes::of(&error), "deleted volume partly removed");
                 }
             }
             Err(error) => {

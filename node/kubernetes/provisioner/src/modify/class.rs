@@ -6,7 +6,7 @@ use volume::{DRIVER_NAME, IoLimits, IoRejection, VolumeMode};
 /// Reason why a volume cannot have a class. In a message, the text follows the name of the class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AttributesRejection {
-    #[error("it is of driver {driver}; use a class with driverName {DRIVER_NAME}")]
+    #[error("it has driverName {driver}; use a class with driverName {DRIVER_NAME}")]
     Driver { driver: String },
     #[error(transparent)]
     Io(#[from] IoRejection),

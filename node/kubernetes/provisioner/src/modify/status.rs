@@ -64,7 +64,7 @@ fn changed(
         modify_volume_status: stage(status, class),
         conditions: with(&[
             Condition {
-                message: &format!("the change to class {class} failed, it will be retried"),
+                message: &format!("the change to class {class} failed, will retry"),
                 ..Condition::of(MODIFYING)
             },
             Condition { message: reason, reason: code, ..Condition::of(ERROR) },
@@ -82,7 +82,7 @@ fn changed(
         StatusChange::Begun { class } => PersistentVolumeClaimStatus {
             modify_volume_status: stage("InProgress", class),
             conditions: with(&[Condition {
-                message: &format!("the volume gets class {class}"),
+                message: &format!("applying class {class} to the volume"),
                 ..Condition::of(MODIFYING)
             }]),
             ..old.clone()

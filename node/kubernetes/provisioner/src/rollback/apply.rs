@@ -137,7 +137,7 @@ impl Provisioner {
         let record = match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
             Ok(record) => record.into_inner(),
             Err(error) if error.copying().is_some() => {
-                debug!(volume = %id, %error, "content of the snapshot copied in part");
+                debug!(volume = %id, %error, "content of the snapshot partly copied");
                 return Ok(self.copies.outcome(&kept, error.copying()));
             }
             Err(error) => return Err(Error::of_claim(error)),
@@ -185,7 +185,7 @@ impl Provisioner {
         }
         self.verify_snapshot(&kept_of(claim, &kept), &kept, VolumeContent::Former).await?;
         self.annotate(claim, json!({ROLLBACK: kept.as_str()})).await?;
-        info!(snapshot, kept = %kept, "rollback begins");
+        info!(snapshot, kept = %kept, "rollback started");
         self.events.rollback_started(claim, &self.node, snapshot);
         Ok(Outcome::Complete)
     }

@@ -45,11 +45,11 @@ pub(crate) enum Obstacle {
     Deleted,
     #[error("which is not ready; its status names the reason")]
     NotReady,
-    #[error("which is not one of {DRIVER_NAME}; create a claim from it (spec.dataSource) with its own driver")]
+    #[error("which is not a snapshot of {DRIVER_NAME}; create a claim from it (spec.dataSource) with its own driver")]
     Foreign,
-    #[error("which is on node {0}, and not on that of the volume; create a claim from it (spec.dataSource)")]
+    #[error("which is on node {0}, not on the node of the volume; create a claim from it (spec.dataSource)")]
     Elsewhere(String),
-    #[error("which is not one of this claim; create a claim from it (spec.dataSource)")]
+    #[error("which is not a snapshot of this claim; create a claim from it (spec.dataSource)")]
     OtherClaim,
 }
 

@@ -225,7 +225,7 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
     api.create("far", Some("another"), json!({"volumeHandle": volume.as_str()}), json!({})).await?;
     for (snapshot, words) in [
         ("none", "claim unrolled/data cannot be rolled back to snapshot none, which does not exist"),
-        ("other", "snapshot other, which is not one of this claim; create a claim from it"),
+        ("other", "snapshot other, which is not a snapshot of this claim; create a claim from it"),
         ("far", "snapshot far, which is on node another"),
         // No request can have such a name in its path.
         ("", "rolled back to snapshot , which does not exist"),
