@@ -124,7 +124,7 @@ fn wrong(found: &PathContents) -> Option<Problem> {
             "VolumeUnusable",
             "the volume's record or image cannot be used; the node's log has the reason",
         )),
-        PathContents::Nothing => Some(Problem::inaccessible("NotPublished", "the volume is not published here")),
+        PathContents::Nothing => Some(Problem::inaccessible("NotPublished", "the volume is not published at the path")),
     }
 }
 

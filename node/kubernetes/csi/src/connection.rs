@@ -31,13 +31,13 @@ pub(crate) struct Shutdown {
 pub(crate) struct Connection<S> {
     stream: S,
     /// `None` after the first byte.
-    silent: Option<Silent>,
+    silent: Option<IdleTimer>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _place: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
-struct Silent {
+struct IdleTimer {
     deadline: Pin<Box<Sleep>>,
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
 }
@@ -45,7 +45,7 @@ struct Silent {
 impl<S> Connection<S> {
     pub(crate) fn new(stream: S, shutdown: &Shutdown, place: OwnedSemaphorePermit) -> Self {
         let stopping = Box::pin(shutdown.stopping.clone().cancelled_owned());
-        let silent = Some(Silent { deadline: Box::pin(sleep(SILENCE)), stopping });
+        let silent = Some(IdleTimer { deadline: Box::pin(sleep(SILENCE)), stopping });
         Self { stream, silent, cut: Box::pin(shutdown.cut.clone().cancelled_owned()), _place: place }
     }
 
@@ -54,10 +54,10 @@ impl<S> Connection<S> {
         if self.cut.as_mut().poll(cx).is_ready() {
             return over("the server has stopped");
         }
-        if let Some(Silent { deadline, stopping }) = &mut self.silent
+        if let Some(IdleTimer { deadline, stopping }) = &mut self.silent
             && (stopping.as_mut().poll(cx).is_ready() || deadline.as_mut().poll(cx).is_ready())
         {
-            return over("the client was silent");
+            return over("the client sent no data in time");
         }
         Ok(())
     }

@@ -129,13 +129,13 @@ pub enum LookError {
     Parent(#[source] Errno),
     #[error("cannot open the path")]
     Target(#[source] Errno),
-    #[error("cannot read what is mounted there")]
+    #[error("cannot read the mount at the path")]
     Place(#[from] mount::LookError),
     #[error("cannot read the mount table")]
     Mounts(#[from] TableError),
     #[error("cannot read the path of the volume")]
     Path(#[source] std::io::Error),
-    #[error("the mount table does not show the volume's file system; restart the node's storage")]
+    #[error("the volume's file system is not in the mount table; restart the node's storage")]
     Hidden,
     #[error("cannot list the loop devices")]
     Devices(#[from] loopdev::ListError),
@@ -173,7 +173,7 @@ pub enum ActError {
     Look(#[from] LookError),
     #[error("cannot protect the volume's loop device from pods")]
     Observer(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("cannot read what is mounted there")]
+    #[error("cannot read the mount at the path")]
     Place(#[from] mount::LookError),
     #[error("cannot prepare the mount")]
     Clone(#[from] CloneError),

@@ -58,7 +58,7 @@ impl<H: Host> Identity for IdentityService<H> {
             Err(error) => Some(error),
         };
         if let Some(error) = error {
-            warn!(error, "volumes cannot be served");
+            warn!(error, "cannot serve volumes");
         }
         Ok(Response::new(ProbeResponse { ready: Some(error.is_none()) }))
     }

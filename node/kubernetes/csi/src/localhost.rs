@@ -48,15 +48,15 @@ const PRIORITY_FIELDS: usize = 5;
 /// The client violates HTTP/2 or the limits above. Its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 enum Malformed {
-    #[error("a frame of {0} bytes, {MAX_FRAME} are allowed")]
+    #[error("a frame has {0} bytes, more than the maximum of {MAX_FRAME}")]
     Frame(usize),
-    #[error("a header block of more than {MAX_BLOCK} bytes")]
+    #[error("a header block has more than {MAX_BLOCK} bytes")]
     Block,
-    #[error("another frame within a header block")]
+    #[error("a header block is interrupted by another frame")]
     Interrupted,
-    #[error("a header frame shorter than its padding and priority")]
+    #[error("a header frame is shorter than its padding and priority")]
     Short,
-    #[error("a header block that cannot be decompressed")]
+    #[error("cannot decompress a header block")]
     Compression(#[source] DecoderError),
 }
 
@@ -67,14 +67,14 @@ impl From<Malformed> for io::Error {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Head {
+struct FrameHeader {
     length: usize,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Head {
+impl FrameHeader {
     fn parse([long, middle, short, kind, flags, stream @ ..]: [u8; HEAD]) -> Self {
         let length = usize::from(long) << 16 | usize::from(middle) << 8 | usize::from(short);
         // The highest bit is reserved and must be ignored.
@@ -99,7 +99,7 @@ enum Place {
     /// The preface, or a frame without headers: this number of bytes passes unchanged.
     Through(usize),
     Head,
-    Headers(Head),
+    Headers(FrameHeader),
 }
 
 /// A header block that continues in the next frame.
@@ -147,7 +147,7 @@ impl Rewriter {
                     self.fill(&mut rest, HEAD);
                     let Ok(head) = <[u8; HEAD]>::try_from(&self.partial[..]) else { return Ok(input.len()) };
                     self.partial.clear();
-                    self.place = self.begin(Head::parse(head), out)?;
+                    self.place = self.begin(FrameHeader::parse(head), out)?;
                 }
                 Place::Headers(head) => {
                     self.fill(&mut rest, head.length);
@@ -170,7 +170,7 @@ impl Rewriter {
         self.partial.extend(take(input, missing));
     }
 
-    fn begin(&self, head: Head, out: &mut Vec<u8>) -> Result<Place, Malformed> {
+    fn begin(&self, head: FrameHeader, out: &mut Vec<u8>) -> Result<Place, Malformed> {
         if head.length > MAX_FRAME {
             return Err(Malformed::Frame(head.length));
         }
@@ -186,7 +186,7 @@ impl Rewriter {
         }
     }
 
-    fn finish(&mut self, head: Head, out: &mut Vec<u8>) -> Result<(), Malformed> {
+    fn finish(&mut self, head: FrameHeader, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let mut block = match self.block.take() {
             Some(mut block) => {
                 block.fragments.extend(&self.partial);
@@ -241,7 +241,7 @@ impl Block {
             if rest.is_empty() {
                 flags |= END_HEADERS;
             }
-            Head { length: now.len(), kind, flags, stream: self.stream }.write(out);
+            FrameHeader { length: now.len(), kind, flags, stream: self.stream }.write(out);
             out.extend(now);
             if rest.is_empty() {
                 return;
@@ -259,7 +259,7 @@ fn take<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
 }
 
 /// The payload of a HEADERS frame without padding and priority, RFC 9113, 6.2.
-fn fragment(head: Head, mut payload: &[u8]) -> Option<&[u8]> {
+fn fragment(head: FrameHeader, mut payload: &[u8]) -> Option<&[u8]> {
     if head.has(PADDED) {
         let (&padding, rest) = payload.split_first()?;
         payload = rest.get(..rest.len().checked_sub(padding.into())?)?;
@@ -369,7 +369,7 @@ mod tests {
 
     fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        Head { length: payload.len(), kind, flags, stream }.write(&mut out);
+        FrameHeader { length: payload.len(), kind, flags, stream }.write(&mut out);
         out.extend(payload);
         out
     }
@@ -401,13 +401,13 @@ mod tests {
     }
 
     /// The frames after the preface.
-    fn accepted(frames: &[Vec<u8>]) -> Vec<(Head, Vec<u8>)> {
+    fn accepted(frames: &[Vec<u8>]) -> Vec<(FrameHeader, Vec<u8>)> {
         let (out, failed) = rewritten([&connection(frames)[..]]);
         assert_eq!(failed, None);
         let mut rest = out.strip_prefix(START).expect("the preface as it was");
         let mut found = Vec::new();
         while !rest.is_empty() {
-            let head = Head::parse(take(&mut rest, HEAD).try_into().expect("a whole head"));
+            let head = FrameHeader::parse(take(&mut rest, HEAD).try_into().expect("a whole head"));
             found.push((head, take(&mut rest, head.length).to_vec()));
         }
         found

@@ -115,15 +115,15 @@ pub enum PlanError {
     NotAnnounced,
     #[error("the volume's record or image cannot be used; the node's log has the reason")]
     Damaged,
-    #[error("it is a {is} volume; set volumeMode of its claim to match")]
+    #[error("the volume is a {is} volume; set volumeMode of its claim to match")]
     Mode { is: Mode },
     #[error("the parent directory of the target does not exist")]
     NoParent,
-    #[error("the volume is published there with other options; unpublish it first")]
+    #[error("the volume is published at the target with other options; unpublish it first")]
     Differs,
-    #[error("another volume is published there; unpublish that one first")]
+    #[error("another volume is published at the target; unpublish that volume first")]
     OtherVolume,
-    #[error("another file system is mounted there; unmount it")]
+    #[error("another file system is mounted at the target; unmount it")]
     Foreign,
     #[error("the target exists and is not {wanted}; inspect it, then remove it")]
     Obstructed { wanted: Shape },
@@ -131,7 +131,7 @@ pub enum PlanError {
     NotRemovable,
     #[error("the volume is published elsewhere on this node and its access mode allows one target")]
     InUse,
-    #[error("the volume is not published there")]
+    #[error("the volume is not published at the path")]
     NotPublished,
     #[error("the volume has {size}, which is outside the requested range; change the claim's request")]
     Size { size: Bytes },

@@ -115,13 +115,13 @@ pub struct Plugin<H> {
     again: Notify,
     swept: OnceCell<()>,
     revoked: watch::Sender<BTreeMap<VolumeId, u64>>,
-    controller: Option<Controlled>,
+    controller: Option<ControlledVolumes>,
 }
 
 /// The volumes of the Controller service.
-struct Controlled(Arc<dyn Volumes>);
+struct ControlledVolumes(Arc<dyn Volumes>);
 
-impl fmt::Debug for Controlled {
+impl fmt::Debug for ControlledVolumes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Controlled")
     }
@@ -145,7 +145,7 @@ impl<H: Host> Plugin<H> {
     pub fn with_controller(mut self, volumes: Arc<dyn Volumes>) -> Self {
         self.metrics.begin(controller_server::SERVICE_NAME);
         self.metrics.begin(group_controller_server::SERVICE_NAME);
-        self.controller = Some(Controlled(volumes));
+        self.controller = Some(ControlledVolumes(volumes));
         self
     }
 
@@ -313,7 +313,7 @@ impl<H: Host> Plugin<H> {
     /// canceled.
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let Settings { kubelet, node, version, .. } = &self.settings;
-        let controller = self.controller.as_ref().map(|Controlled(volumes)| {
+        let controller = self.controller.as_ref().map(|ControlledVolumes(volumes)| {
             Arc::new(ControllerService {
                 host: Arc::clone(&self.host),
                 node: node.clone(),
@@ -322,7 +322,7 @@ impl<H: Host> Plugin<H> {
             })
         });
         let services: &[_] = match &self.controller {
-            Some(Controlled(volumes)) if volumes.takes_groups() => {
+            Some(ControlledVolumes(volumes)) if volumes.takes_groups() => {
                 &[service::Type::ControllerService, service::Type::GroupControllerService]
             }
             Some(_) => &[service::Type::ControllerService],
@@ -372,9 +372,11 @@ impl<H: Host> Plugin<H> {
             loop {
                 tokio::select! {
                     () = unregistered_for(seen.clone(), self.settings.patience) => {
-                        warn!("no registration yet, creating its socket again");
+                        warn!("plugin is not registered, creating the registration socket again");
                     }
-                    () = self.again.notified() => info!("registration requested, creating its socket again"),
+                    () = self.again.notified() => {
+                        info!("registration requested, creating the registration socket again");
+                    }
                 }
                 recreate.notify_one();
             }

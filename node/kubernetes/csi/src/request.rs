@@ -67,13 +67,13 @@ pub enum RequestError {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    #[error("it is not beneath {}", kubelet.display())]
+    #[error("the path is not below {}", kubelet.display())]
     Outside { kubelet: PathBuf },
-    #[error("it is longer than {PATH_MAX} bytes")]
+    #[error("the path is longer than {PATH_MAX} bytes")]
     TooLong,
-    #[error("its last component is not a file name")]
+    #[error("the last component of the path is not a file name")]
     Name(#[source] NameError),
-    #[error("it has `..` or NUL in it")]
+    #[error("the path has `..` or NUL in it")]
     Unsafe,
 }
 

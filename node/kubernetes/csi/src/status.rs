@@ -37,7 +37,7 @@ impl fmt::Display for Call {
 /// A checked request could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("cannot read its state")]
+    #[error("cannot read the state of the volume")]
     Look(#[from] LookError),
     #[error(transparent)]
     Refused(#[from] PlanError),
@@ -391,9 +391,10 @@ mod tests {
     fn messages_name_object_cause_and_remedy() {
         assert_eq!(
             failed(Call::Publish, PlanError::Differs).message(),
-            "cannot publish volume pvc-1 at /k/t: the volume is published there with other options; unpublish it first"
+            "cannot publish volume pvc-1 at /k/t: the volume is published at the target with other options; unpublish \
+             it first"
         );
         let refused = failed(Call::Publish, PlanError::Mode { is: crate::Mode::Block });
-        assert!(refused.message().ends_with("it is a block volume; set volumeMode of its claim to match"));
+        assert!(refused.message().ends_with("the volume is a block volume; set volumeMode of its claim to match"));
     }
 }

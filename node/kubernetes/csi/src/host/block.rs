@@ -136,7 +136,7 @@ pub(super) fn attach(
     let config = Config { direct_io: true, read_only, block_size, ..Config::default() };
     let device = Control::open()?.attach_next(numbers, image, &config)?;
     if !device.config().is_ok_and(|config| config.direct_io) {
-        warn!(device = %device.number(), "the disk has no direct I/O; the volume's data is cached twice");
+        warn!(device = %device.number(), "the disk does not support direct I/O; the volume's data is cached twice");
     }
     Ok(device)
 }
@@ -182,7 +182,7 @@ pub(super) fn detach(device: Device, backing: Backing, volume: &VolumeId) -> Res
     match device.detach_from(backing) {
         Ok(Detach::Detached) => info!(%volume, device = %number, "loop device detached"),
         Ok(Detach::Deferred) => {
-            info!(%volume, device = %number, "loop device in use, detached when its last user closes it");
+            info!(%volume, device = %number, "loop device in use, the kernel detaches it at its last close");
             return Ok(Detach::Deferred);
         }
         // Another process detached the device.

@@ -34,9 +34,9 @@ pub(super) fn this_program() -> Command {
 
 #[derive(Debug, thiserror::Error)]
 enum StopError {
-    #[error("cannot find the pods that have the volume")]
+    #[error("cannot find the pods that use the volume")]
     Look(#[from] volume::LookError),
-    #[error("the volume is mounted at {}, which belongs to no pod; unmount it", .0.display())]
+    #[error("the volume is mounted at {}, which is not a path of a pod; unmount it", .0.display())]
     NoPod(PathBuf),
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
@@ -91,7 +91,7 @@ impl PublishedPods {
     /// Thaws the pods that an earlier process left frozen.
     pub(super) fn thaw(&self) -> Result<(), FreezeError> {
         for cgroup in freezer::thaw_marked(self.cgroups.root())? {
-            info!(cgroup = %cgroup.display(), "cgroup thawed that an earlier process froze");
+            info!(cgroup = %cgroup.display(), "cgroup thawed, an earlier process had frozen it");
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ impl FrozenPods for Stopped {
             let clone = self.since.elapsed();
             let Pause { freeze, total } = frozen.thaw()?;
             let thaw = total.saturating_sub(freeze).saturating_sub(clone);
-            info!(pause = ?total, ?freeze, ?clone, "pods of the volume were stopped");
+            info!(pause = ?total, ?freeze, ?clone, "pods of the volume were frozen");
             self.unlimited.directories.volumes().calls().observe_pause(PodPause { freeze, clone, thaw });
         }
         Ok(())

@@ -108,7 +108,7 @@ impl Linux {
     /// must call [`guard`](crate::guard). Also thaws the pods that an earlier process left frozen.
     pub fn freezer(&self) -> Weak<dyn PodFreezer> {
         if let Err(reason) = self.pods.thaw() {
-            error!(error = &reason as &dyn Error, "pods that an earlier process froze stay frozen; delete them");
+            error!(error = &reason as &dyn Error, "cannot thaw the pods that an earlier process froze; delete them");
         }
         let pods: Arc<dyn PodFreezer> = self.pods.clone();
         Arc::downgrade(&pods)
@@ -462,11 +462,14 @@ impl Host for Linux {
             let pod = target.strip_prefix(&self.kubelet).ok().and_then(pod);
             let target = target.display();
             let Some(device) = devices.iter().find(|device| device.number == number) else {
-                warn!(%target, device = %number, "device at a target was detached; restart the pods that use it");
+                warn!(%target, device = %number, "published device was detached; restart the pods that use it");
                 continue;
             };
             let Some(volume) = images.get(&device.status.backing) else {
-                error!(%target, device = %number, backing = %device.status.backing, "device at a target does not belong to a volume");
+                error!(
+                    %target, device = %number, backing = %device.status.backing,
+                    "published device does not belong to a volume"
+                );
                 failed += 1;
                 continue;
             };
