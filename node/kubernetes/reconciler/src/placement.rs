@@ -28,7 +28,7 @@ pub(crate) struct Published {
 
 /// Results of earlier selections.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Experience {
+pub(crate) struct SelectionHistory {
     pub(crate) rejected: BTreeSet<String>,
     /// Bytes of claims that were assigned to the nodes so recently that the published capacity may not include them.
     pub(crate) assigned: BTreeMap<String, Bytes>,
@@ -75,7 +75,7 @@ pub(crate) fn select(
     size: Bytes,
     class: &StorageClass,
     published: &Published,
-    experience: &Experience,
+    history: &SelectionHistory,
 ) -> Result<String, NoNode> {
     let mut none = NoNode { class: class.name_any(), size, nodes: BTreeMap::new(), largest: Bytes::ZERO };
     let mut best = None;
@@ -91,12 +91,12 @@ pub(crate) fn select(
             let name = node.name_any();
             let free = bytes(capacity.capacity.as_ref());
             let largest = capacity.maximum_volume_size.as_ref().map_or(free, |size| bytes(Some(size)));
-            let assigned = experience.assigned.get(&name).copied().unwrap_or_default();
+            let assigned = history.assigned.get(&name).copied().unwrap_or_default();
             let obstacle = if !is_ready(node) {
                 Obstacle::NotReady
             } else if !allows(class, node) {
                 Obstacle::Topology
-            } else if experience.rejected.contains(&name) {
+            } else if history.rejected.contains(&name) {
                 Obstacle::Rejected
             } else if largest < size {
                 none.largest = none.largest.max(largest);
@@ -127,7 +127,7 @@ impl fmt::Display for NoNode {
             return write!(f, "no node publishes free space for the class {class}; the selection is tried again");
         }
         let all: usize = nodes.values().sum();
-        write!(f, "0 of {all} nodes with the class {class} can have the volume of {size}: ")?;
+        write!(f, "0 of {all} nodes with the class {class} can hold a volume of {size}: ")?;
         for (number, (obstacle, count)) in nodes.iter().enumerate() {
             let comma = if number > 0 { ", " } else { "" };
             write!(f, "{comma}{count} ")?;
@@ -136,7 +136,7 @@ impl fmt::Display for NoNode {
                 Obstacle::Topology => write!(f, "excluded by allowedTopologies")?,
                 Obstacle::Small => write!(f, "with too little free space (at most {largest})")?,
                 Obstacle::Rejected => write!(f, "that just rejected the claim")?,
-                Obstacle::Assigned => write!(f, "with enough space only without claims that were just assigned")?,
+                Obstacle::Assigned => write!(f, "with too little free space after recent assignments")?,
             }
         }
         write!(f, "; delete volumes, request less, or add a node; the selection is tried again")
@@ -232,13 +232,16 @@ mod tests {
         gib: u64,
         class: &StorageClass,
         published: &Published,
-        experience: &Experience,
+        history: &SelectionHistory,
     ) -> Result<String, String> {
-        select(Bytes::new(gib << 30), class, published, experience).map_err(|none| none.to_string())
+        select(Bytes::new(gib << 30), class, published, history).map_err(|none| none.to_string())
     }
 
-    fn rejected(nodes: &[&str]) -> Experience {
-        Experience { rejected: nodes.iter().map(|node| (*node).to_owned()).collect(), ..Experience::default() }
+    fn rejected(nodes: &[&str]) -> SelectionHistory {
+        SelectionHistory {
+            rejected: nodes.iter().map(|node| (*node).to_owned()).collect(),
+            ..SelectionHistory::default()
+        }
     }
 
     fn name(node: &str) -> Result<String, String> {
@@ -255,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_node_with_the_most_free_space_is_selected() {
-        assert_eq!(selected(8, &class(json!({})), &two(), &Experience::default()), name("large"));
+        assert_eq!(selected(8, &class(json!({})), &two(), &SelectionHistory::default()), name("large"));
     }
 
     #[test]
@@ -264,7 +267,7 @@ mod tests {
         assert_eq!(selected(8, &class, &two(), &rejected(&["large"])), name("small"));
         assert_eq!(
             selected(8, &class, &two(), &rejected(&["large", "small"])).unwrap_err(),
-            "0 of 2 nodes with the class now can have the volume of 8 GiB: 2 that just rejected the claim; delete \
+            "0 of 2 nodes with the class now can hold a volume of 8 GiB: 2 that just rejected the claim; delete \
              volumes, request less, or add a node; the selection is tried again"
         );
     }
@@ -272,12 +275,12 @@ mod tests {
     #[test]
     fn the_largest_volume_must_fit() {
         let class = class(json!({}));
-        assert_eq!(selected(16, &class, &two(), &Experience::default()), name("large"));
+        assert_eq!(selected(16, &class, &two(), &SelectionHistory::default()), name("large"));
         let error = selected(17, &class, &two(), &rejected(&["small"])).unwrap_err();
         assert!(error.contains("1 with too little free space (at most 16 GiB), 1 that just rejected"), "{error}");
         let mut without = two();
         without.capacities[1].maximum_volume_size = None;
-        assert_eq!(selected(20, &class, &without, &Experience::default()), name("large"));
+        assert_eq!(selected(20, &class, &without, &SelectionHistory::default()), name("large"));
     }
 
     #[test]
@@ -286,10 +289,10 @@ mod tests {
             let expression = json!({"key": ZONE, "values": zones});
             class(json!({"allowedTopologies": [{"matchLabelExpressions": [expression]}]}))
         };
-        assert_eq!(selected(8, &of(&["b", "c"]), &two(), &Experience::default()), name("small"));
-        let error = selected(8, &of(&["c"]), &two(), &Experience::default()).unwrap_err();
+        assert_eq!(selected(8, &of(&["b", "c"]), &two(), &SelectionHistory::default()), name("small"));
+        let error = selected(8, &of(&["c"]), &two(), &SelectionHistory::default()).unwrap_err();
         assert!(error.contains("2 excluded by allowedTopologies"), "{error}");
-        assert!(selected(8, &class(json!({"allowedTopologies": [{}]})), &two(), &Experience::default()).is_err());
+        assert!(selected(8, &class(json!({"allowedTopologies": [{}]})), &two(), &SelectionHistory::default()).is_err());
     }
 
     #[test]
@@ -304,7 +307,7 @@ mod tests {
             large.as_object_mut().unwrap().extend(change.as_object().cloned().unwrap());
             let mut published = two();
             published.nodes[0] = serde_json::from_value(large).unwrap();
-            assert_eq!(selected(8, &class, &published, &Experience::default()), name("small"), "{change}");
+            assert_eq!(selected(8, &class, &published, &SelectionHistory::default()), name("small"), "{change}");
         }
     }
 
@@ -314,18 +317,18 @@ mod tests {
         let taint = json!({"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]});
         published.nodes[0].spec = Some(serde_json::from_value(taint).unwrap());
         let class = class(json!({}));
-        assert_eq!(selected(8, &class, &published, &Experience::default()), name("small"));
-        assert_eq!(selected(9, &class, &published, &Experience::default()), name("large"));
+        assert_eq!(selected(8, &class, &published, &SelectionHistory::default()), name("small"));
+        assert_eq!(selected(9, &class, &published, &SelectionHistory::default()), name("large"));
     }
 
     #[test]
     fn recent_assignments_count_as_used() {
         let class = class(json!({}));
-        let assigned = |large: u64, small: u64| Experience {
+        let assigned = |large: u64, small: u64| SelectionHistory {
             assigned: [("large", large), ("small", small)]
                 .map(|(node, gib)| (node.to_owned(), Bytes::new(gib << 30)))
                 .into(),
-            ..Experience::default()
+            ..SelectionHistory::default()
         };
         assert_eq!(selected(4, &class, &two(), &assigned(11, 0)), name("small"));
         assert_eq!(selected(8, &class, &two(), &assigned(8, 1)), name("large"));
@@ -346,7 +349,7 @@ mod tests {
         ] {
             let mut published = two();
             published.capacities[1].node_topology = serde_json::from_value(json!({"matchLabels": labels})).unwrap();
-            assert_eq!(selected(8, &class, &published, &Experience::default()), name(expected), "{labels}");
+            assert_eq!(selected(8, &class, &published, &SelectionHistory::default()), name(expected), "{labels}");
         }
     }
 
@@ -354,7 +357,7 @@ mod tests {
     fn without_capacities_the_message_says_so() {
         let published = Published { capacities: Vec::new(), ..two() };
         assert_eq!(
-            selected(1, &class(json!({})), &published, &Experience::default()).unwrap_err(),
+            selected(1, &class(json!({})), &published, &SelectionHistory::default()).unwrap_err(),
             "no node publishes free space for the class now; the selection is tried again"
         );
     }

@@ -39,9 +39,9 @@ pub(crate) fn plan(object: &Object, found: Option<&Value>) -> Step {
 /// annotation. An apply without the annotation removes it, because the reconciler has created it.
 pub(crate) fn wanted(object: &Object, found: Option<&Value>) -> Value {
     let mut want = object.want.clone();
-    let ours = found.filter(|found| revision(found).is_some());
+    let managed = found.filter(|found| revision(found).is_some());
     let annotations = want.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
-    if let (Some(found), Some(annotations)) = (ours, annotations) {
+    if let (Some(found), Some(annotations)) = (managed, annotations) {
         annotations.retain(|name, value| match &found["metadata"]["annotations"][name] {
             _ if !name.ends_with(DEFAULT_CLASS) => true,
             Value::Null => false,
@@ -65,8 +65,8 @@ fn is_foreign(want: &Value, found: &Value) -> bool {
         let versions = definition["spec"]["versions"].as_array().cloned().unwrap_or_default();
         versions.into_iter().map(|version| version["name"].clone()).collect::<Vec<_>>()
     };
-    let ours = versions(want);
-    revision(found).is_none() || versions(found).iter().any(|version| !ours.contains(version))
+    let wanted = versions(want);
+    revision(found).is_none() || versions(found).iter().any(|version| !wanted.contains(version))
 }
 
 /// Whether `found` contains all of `want`. Lists are compared as a whole: the API server adds defaults only to objects.

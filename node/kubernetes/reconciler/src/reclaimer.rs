@@ -140,7 +140,7 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
     let Some(node) = waits_for(&claim) else { return reclaimer.place(&claim).await };
     if !reclaimer.exists(node).await? {
         if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
-            info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
+            info!(claim = %ClaimName(&claim), node, "claim returned to the scheduler, its selected node was deleted");
         }
         return Ok(Action::await_change());
     }
@@ -164,9 +164,9 @@ fn immediate(class: Option<&StorageClass>, is_current: bool) -> Result<&StorageC
     }
 }
 
-struct Named<'a>(&'a PersistentVolumeClaim);
+struct ClaimName<'a>(&'a PersistentVolumeClaim);
 
-impl fmt::Display for Named<'_> {
+impl fmt::Display for ClaimName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.0.namespace().unwrap_or_default(), self.0.name_any())
     }
@@ -181,15 +181,17 @@ impl Reclaimer {
         let writer = bound::writer(claim);
         let Some(node) = node.filter(|node| writer != Some(node)) else { return Ok(Action::await_change()) };
         match self.annotate(claim, VOLUME_NODE, node.into()).await {
-            Ok(true) => info!(claim = %Named(claim), volume = pv, node, "claim annotated with the node of its volume"),
+            Ok(true) => {
+                info!(claim = %ClaimName(claim), volume = pv, node, "claim annotated with the node of its volume");
+            }
             Ok(false) => {}
             // On other clusters, the policy denies replacing the node of a claim.
             Err(ReclaimError::Claim { source, .. })
                 if writer.is_some() && matches!(&*source, kube::Error::Api(status) if status.is_invalid()) =>
             {
                 warn!(
-                    claim = %Named(claim), volume = pv, node, writer,
-                    "claim names another node than its volume has; set its annotation local.granary.dev/node"
+                    claim = %ClaimName(claim), volume = pv, node, writer,
+                    "annotation of the claim names another node than that of its volume; set local.granary.dev/node"
                 );
                 return Ok(Action::requeue(INTERVAL));
             }
@@ -218,7 +220,7 @@ impl Reclaimer {
             return Ok(None);
         }
         if selected != Some(node.as_str()) && self.annotate(claim, SELECTED_NODE, node.as_str().into()).await? {
-            info!(claim = %Named(claim), ?source, node, "node of the source selected for clone");
+            info!(claim = %ClaimName(claim), ?source, node, "node of the source selected for clone");
             // Users write the annotation, and an event has a limited length.
             if let Some(other) = selected.filter(|other| is_object_name(other)) {
                 self.report_moved(claim, source, &node, other).await;
@@ -268,18 +270,18 @@ impl Reclaimer {
 
     async fn place(&self, claim: &PersistentVolumeClaim) -> Result<Action, ReclaimError> {
         let Some(class) = placement::class_of(claim) else { return Ok(Action::await_change()) };
-        let begun = Instant::now();
+        let start = Instant::now();
         let (at, published) = self.published().await?;
         let found = placement::find(class, &published);
-        let class = match immediate(found, at >= begun) {
+        let class = match immediate(found, at >= start) {
             Ok(class) => class,
             Err(action) => return Ok(action),
         };
         let selected = {
             let (mut selections, now) = (self.selections(), Instant::now());
             // The watch will report the selection.
-            let Some(experience) = selections.experience(claim, now) else { return Ok(Action::await_change()) };
-            let selected = placement::select(size_of(claim), class, &published, &experience);
+            let Some(history) = selections.history(claim, now) else { return Ok(Action::await_change()) };
+            let selected = placement::select(size_of(claim), class, &published, &history);
             if let Ok(node) = &selected {
                 selections.select(claim, node, now);
             }
@@ -294,7 +296,7 @@ impl Reclaimer {
         };
         let written = self.annotate(claim, SELECTED_NODE, node.as_str().into()).await;
         if matches!(written, Ok(true)) {
-            info!(claim = %Named(claim), node, "node selected for claim");
+            info!(claim = %ClaimName(claim), node, "node selected for claim");
         } else {
             self.selections().withdraw(claim, Instant::now());
         }
@@ -309,7 +311,7 @@ impl Reclaimer {
             return Ok(Action::requeue(INTERVAL));
         }
         if self.annotate(claim, SELECTED_NODE, Value::Null).await? {
-            warn!(claim = %Named(claim), node, "claim taken from its node, which has not created the volume");
+            warn!(claim = %ClaimName(claim), node, "selected node removed from claim, it has not created the volume");
         }
         Ok(Action::await_change())
     }
@@ -320,7 +322,7 @@ impl Reclaimer {
         if !self.selections().report(claim, none.is_temporary(), Instant::now()) {
             return;
         }
-        info!(claim = %Named(claim), reason = %none, "no node for claim");
+        info!(claim = %ClaimName(claim), reason = %none, "no node for claim");
         self.publish(claim, EventType::Warning, "ProvisioningFailed", none.to_string()).await;
     }
 
@@ -342,15 +344,15 @@ impl Reclaimer {
         let event = Event { type_, reason, note, action, secondary: None };
         if let Err(error) = self.events.publish(&event, &claim.object_ref(&())).await {
             let error: &dyn std::error::Error = &error;
-            warn!(claim = %Named(claim), error, "event not published");
+            warn!(claim = %ClaimName(claim), error, "event not published");
         }
     }
 
     /// Nodes, classes and free space, at most a few seconds old, and when they were read. The function lists them
     /// instead of watching, because most clusters have no class with immediate binding.
     async fn published(&self) -> Result<(Instant, Arc<Published>), ReclaimError> {
-        let kept = || self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, published)) = &*kept()
+        let cache = || self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, published)) = &*cache()
             && at.elapsed() < FRESH
         {
             return Ok((*at, Arc::clone(published)));
@@ -368,7 +370,7 @@ impl Reclaimer {
         )?;
         let published = Published { classes: classes.items, nodes: nodes.items, capacities: capacities.items };
         let published = Arc::new(published);
-        *kept() = Some((at, Arc::clone(&published)));
+        *cache() = Some((at, Arc::clone(&published)));
         Ok((at, published))
     }
 
@@ -426,11 +428,11 @@ mod tests {
     #[test]
     fn only_unbound_claims_of_the_driver_are_returned() {
         for key in PROVISIONER {
-            let ours = json!({SELECTED_NODE: "one", key: DRIVER_NAME});
-            assert_eq!(waits_for(&claim(ours.clone(), json!({}), json!({}))), Some("one"));
-            assert_eq!(waits_for(&claim(ours.clone(), json!({"volumeName": "pvc-1"}), json!({}))), None);
+            let selected = json!({SELECTED_NODE: "one", key: DRIVER_NAME});
+            assert_eq!(waits_for(&claim(selected.clone(), json!({}), json!({}))), Some("one"));
+            assert_eq!(waits_for(&claim(selected.clone(), json!({"volumeName": "pvc-1"}), json!({}))), None);
             let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-            assert_eq!(waits_for(&claim(ours, json!({}), deleted)), None);
+            assert_eq!(waits_for(&claim(selected, json!({}), deleted)), None);
             let others = json!({SELECTED_NODE: "one", key: "example.invalid"});
             assert_eq!(waits_for(&claim(others, json!({}), json!({}))), None);
             assert_eq!(waits_for(&claim(json!({key: DRIVER_NAME}), json!({}), json!({}))), None);

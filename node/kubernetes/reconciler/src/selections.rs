@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use units::Bytes;
 
 use crate::bound::storage;
-use crate::placement::Experience;
+use crate::placement::SelectionHistory;
 
 /// Time after which a node that has rejected a claim may have space again.
 const REJECTED: Duration = Duration::from_mins(1);
@@ -33,15 +33,15 @@ const FORGOTTEN: Duration = Duration::from_mins(15);
 #[derive(Debug, Default)]
 pub(crate) struct Selections {
     /// Waiting claims by UID.
-    claims: HashMap<String, Waiting>,
-    recent: VecDeque<Assigned>,
+    claims: HashMap<String, WaitingClaim>,
+    recent: VecDeque<Assignment>,
     forgotten: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingClaim {
     size: Bytes,
-    selected: Option<Selected>,
+    selected: Option<SelectedNode>,
     rejected: BTreeMap<String, Instant>,
     /// Time of the first selection that found no node, if no node was selected since.
     obstructed: Option<Instant>,
@@ -52,7 +52,7 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-struct Selected {
+struct SelectedNode {
     node: String,
     /// Resource version of the claim before the selection. `None` if another component selected the node.
     before: Option<String>,
@@ -60,7 +60,7 @@ struct Selected {
 }
 
 #[derive(Debug)]
-struct Assigned {
+struct Assignment {
     claim: String,
     node: String,
     size: Bytes,
@@ -72,15 +72,15 @@ impl Selections {
     pub(crate) fn assigned(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) -> Duration {
         let selected = &mut self.waiting(claim, now).selected;
         let since = selected.as_ref().filter(|earlier| earlier.node == node).map_or(now, |earlier| earlier.since);
-        *selected = Some(Selected { node: node.to_owned(), before: None, since });
+        *selected = Some(SelectedNode { node: node.to_owned(), before: None, since });
         (since + UNSERVED).saturating_duration_since(now)
     }
 
     /// Results of earlier selections for a claim without a selected node. A node that was selected before has rejected
     /// the claim. `None` if the claim is older than the selection.
-    pub(crate) fn experience(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> Option<Experience> {
+    pub(crate) fn history(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> Option<SelectionHistory> {
         let waiting = self.waiting(claim, now);
-        if let Some(Selected { before: Some(before), .. }) = &waiting.selected
+        if let Some(SelectedNode { before: Some(before), .. }) = &waiting.selected
             && claim.metadata.resource_version.as_ref() == Some(before)
         {
             return None;
@@ -97,21 +97,21 @@ impl Selections {
             self.recent.pop_front();
         }
         let mut assigned = BTreeMap::<String, Bytes>::new();
-        for Assigned { node, size, .. } in &self.recent {
+        for Assignment { node, size, .. } in &self.recent {
             let sum = assigned.entry(node.clone()).or_default();
             *sum = sum.saturating_add(*size);
         }
-        Some(Experience { rejected, assigned })
+        Some(SelectionHistory { rejected, assigned })
     }
 
     /// Records a selection before the node is written to the claim.
     pub(crate) fn select(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
         let waiting = self.waiting(claim, now);
-        waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version(), since: now });
+        waiting.selected = Some(SelectedNode { node: node.to_owned(), before: claim.resource_version(), since: now });
         waiting.obstructed = None;
         let claim = claim.uid().unwrap_or_default();
-        let assigned = Assigned { claim, node: node.to_owned(), size: waiting.size, at: now };
-        self.recent.push_back(assigned);
+        let assignment = Assignment { claim, node: node.to_owned(), size: waiting.size, at: now };
+        self.recent.push_back(assignment);
     }
 
     /// Withdraws a selection whose write has failed.
@@ -123,7 +123,7 @@ impl Selections {
     /// Removes the claim from the recent assignments: it uses no space of a node.
     fn release(&mut self, claim: &PersistentVolumeClaim) {
         let uid = claim.uid().unwrap_or_default();
-        self.recent.retain(|assigned| assigned.claim != uid);
+        self.recent.retain(|assignment| assignment.claim != uid);
     }
 
     /// Whether to publish the event about a claim that no node can get now.
@@ -142,13 +142,13 @@ impl Selections {
     }
 
     /// The entry of the claim. A changed request resets the entry.
-    fn waiting(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> &mut Waiting {
+    fn waiting(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> &mut WaitingClaim {
         if self.forgotten.is_none_or(|at| now >= at + FORGOTTEN) {
             self.claims.retain(|_, waiting| now < waiting.seen + FORGOTTEN);
             self.forgotten = Some(now);
         }
         let size = size_of(claim);
-        let new = || Waiting {
+        let new = || WaitingClaim {
             size,
             selected: None,
             rejected: BTreeMap::new(),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn rejected(selections: &mut Selections, claim: &PersistentVolumeClaim, now: Instant) -> BTreeSet<String> {
-        selections.experience(claim, now).expect("a current claim").rejected
+        selections.history(claim, now).expect("a current claim").rejected
     }
 
     fn names(names: &[&str]) -> BTreeSet<String> {
@@ -209,7 +209,7 @@ mod tests {
         let (mut selections, now) = (Selections::default(), Instant::now());
         selections.select(&claim("a", "1", "1Gi"), "one", now);
         // The watch still reports an older version.
-        assert!(selections.experience(&claim("a", "1", "1Gi"), now).is_none());
+        assert!(selections.history(&claim("a", "1", "1Gi"), now).is_none());
         assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now), names(&["one"]));
         assert_eq!(rejected(&mut selections, &claim("b", "3", "1Gi"), now), names(&[]));
         // Another component has selected a node.
@@ -260,9 +260,9 @@ mod tests {
         let (mut selections, now) = (Selections::default(), Instant::now());
         selections.select(&claim("a", "1", "1Gi"), "one", now);
         selections.select(&claim("b", "1", "2Gi"), "one", now);
-        let seen = selections.experience(&claim("c", "1", "1Gi"), now).unwrap();
+        let seen = selections.history(&claim("c", "1", "1Gi"), now).unwrap();
         assert_eq!(seen.assigned, [("one".to_owned(), Bytes::new(3 << 30))].into());
-        let seen = selections.experience(&claim("c", "1", "1Gi"), now + SETTLED).unwrap();
+        let seen = selections.history(&claim("c", "1", "1Gi"), now + SETTLED).unwrap();
         assert!(seen.assigned.is_empty());
     }
 
@@ -270,8 +270,7 @@ mod tests {
     fn a_claim_that_a_node_does_not_have_takes_no_space_of_it() {
         let (mut selections, now) = (Selections::default(), Instant::now());
         let (a, b) = (claim("a", "1", "1Gi"), claim("b", "1", "2Gi"));
-        let assigned =
-            |selections: &mut Selections| selections.experience(&claim("c", "1", "1Gi"), now).unwrap().assigned;
+        let assigned = |selections: &mut Selections| selections.history(&claim("c", "1", "1Gi"), now).unwrap().assigned;
         selections.select(&a, "one", now);
         selections.select(&b, "one", now);
         selections.withdraw(&b, now);
