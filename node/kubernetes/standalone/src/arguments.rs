@@ -97,7 +97,7 @@ impl From<LogLevel> for LevelFilter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Limits {
-    /// Pods cannot change the limits, if the kernel has BPF-LSM.
+    /// Pods cannot change the limits, if the kernel supports BPF LSM.
     Enforced,
     /// Pods can change the limits. Removes BPF programs that were loaded before.
     Advisory,
@@ -105,7 +105,7 @@ pub enum Limits {
 
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Reclaimer {
-    /// Name of this pod, unique among the replicas: the holder in the Lease.
+    /// Name of this pod. It identifies the holder of the Lease, and is unique among the replicas.
     #[arg(long)]
     pub pod: String,
     /// Name of the Lease in the namespace of the pod.
@@ -129,10 +129,10 @@ pub struct Place {
     #[arg(long, value_enum, default_value_t = Users::Own)]
     pub file_system: Users,
     /// Space that is kept free in addition to the space of other programs: a size (20Gi), or a part of the file system
-    /// (10%). Default: 2% of an own file system, 20% of a shared one.
+    /// (10%). Default: 2% of the file system (own), 20% (shared).
     #[arg(long)]
     pub reserve: Option<Reserve>,
-    /// Sum of the sizes of all volumes, as a factor of the size of the file system.
+    /// Maximum sum of the sizes of all volumes, as a factor of the size of the file system.
     #[arg(long, default_value_t = Overcommit::NONE)]
     pub overcommit: Overcommit,
 }
@@ -165,7 +165,7 @@ pub enum Reserve {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReserveError {
-    #[error("{0:?} is not a part of a file system: use a whole number from 0% to 99%")]
+    #[error("{0:?} is not a valid percentage: use a whole number from 0% to 99%")]
     Percent(String),
     #[error(transparent)]
     Size(#[from] ParseError),

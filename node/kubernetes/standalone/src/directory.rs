@@ -25,16 +25,16 @@ const PRIVATE_FILE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub enum DirectoryError {
     #[error("cannot open {}; create it on the node, on an XFS that is mounted with prjquota", path.display())]
     Open { path: PathBuf, source: dir::Error },
-    #[error("{} cannot hold volumes with limits", path.display())]
+    #[error("{} does not support volumes with limits", path.display())]
     Quota { path: PathBuf, source: fsquota::FsError },
     #[error(
-        "{} is a directory of a file system that others use: mount an XFS of its own there (is the mount missing?), or use \
+        "{} is not a mount point, so other programs may use its file system: mount an XFS there, or use \
          --file-system=shared",
         path.display()
     )]
     NotOwn { path: PathBuf },
     /// Two processes would allocate the same space.
-    #[error("another process uses {}; one at a time may", path.display())]
+    #[error("another process uses {}; end that process first", path.display())]
     Busy { path: PathBuf },
     #[error("cannot {what} {}", path.display())]
     Other { what: &'static str, path: PathBuf, source: BoxError },

@@ -11,19 +11,19 @@ use crate::arguments::NodeName;
 
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    #[error("cannot ask the API server for the identity of this pod")]
+    #[error("cannot read the identity of this pod from the API server")]
     Review(#[source] Box<kube::Error>),
     #[error(
-        "the API server does not say which node {user} is on: use the token that the kubelet gives to a pod, and \
+        "the API server does not report the node of {user}: use the token that the kubelet mounts into the pod, and \
          Kubernetes 1.30 or newer"
     )]
     NoNode { user: String },
-    #[error("the pod's token is of node {found}, --node is {wanted}; take the name from spec.nodeName")]
+    #[error("the pod's token is for node {found}, but --node is {wanted}; set --node to spec.nodeName of the pod")]
     OtherNode { found: String, wanted: NodeName },
     #[error("cannot read Node {node}")]
     Read { node: NodeName, source: Box<kube::Error> },
     /// PVs name their node by this label.
-    #[error("the label {TOPOLOGY_KEY} of node {node} is {found:?}; it has to be the node's name")]
+    #[error("the label {TOPOLOGY_KEY} of node {node} is {found:?}; set it to the node's name")]
     OtherHostname { node: NodeName, found: Option<String> },
 }
 

@@ -6,7 +6,7 @@ use dir::Dir;
 
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    #[error("cannot open the kubelet's directory {}; mount the one of its argument --root-dir", path.display())]
+    #[error("cannot open the kubelet's directory {}; mount the directory of its argument --root-dir", path.display())]
     Open { path: PathBuf, source: dir::Error },
     #[error("cannot determine the mount of the kubelet's directory {}", path.display())]
     Mount { path: PathBuf, source: mount::LookError },

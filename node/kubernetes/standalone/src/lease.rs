@@ -24,7 +24,7 @@ const RELEASE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    #[error("another replica has taken the Lease {0}")]
+    #[error("another replica holds the Lease {0}")]
     Lost(String),
     #[error("the Lease {0} was not renewed in time; the API server is unreachable, or the Lease is not installed")]
     Expired(String),
@@ -109,7 +109,7 @@ impl Candidate {
         }
         // Children stop before their parent, so this replica no longer acts.
         if acting.is_some() && !matches!(timeout(RELEASE, self.release()).await, Ok(Ok(()))) {
-            warn!(lease = self.name, "cannot give up the Lease; another replica takes it over when it expires");
+            warn!(lease = self.name, "cannot release the Lease; another replica acquires it after its expiry");
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(60);
 /// Reason why limits are advisory. Callers distinguish only the administrator's choice.
 #[derive(Debug, thiserror::Error)]
 enum LimitsError {
-    #[error("they are not enforced by choice (--limits=advisory)")]
+    #[error("disabled by --limits=advisory")]
     Disabled,
     #[error(
         "cannot find the cgroup of all pods: this process is in {own:?}, and no cgroup above it is named kubepods or \
@@ -249,7 +249,7 @@ mod tests {
         enforcer.apply();
         assert!(!pins.exists());
         let enforcement = enforcer.restrictions().enforcement().borrow().clone();
-        assert!(matches!(&enforcement, Enforcement::Failed(reason) if reason.contains("by choice")), "{enforcement:?}");
+        assert!(matches!(&enforcement, Enforcement::Failed(reason) if reason.contains("disabled")), "{enforcement:?}");
         drop(enforcer);
         assert_eq!(queue.next().await, None);
     }

@@ -164,7 +164,7 @@ fn pods_stay_restricted_while_the_program_is_replaced() {
 
     let disabled = Agent::start("0e", &format!("{words} --limits=advisory"), false);
     assert!(!pins.exists());
-    assert!(get("/readyz").unwrap().contains("limits are advisory: they are not enforced by choice"));
+    assert!(get("/readyz").unwrap().contains("limits are advisory: disabled by --limits=advisory"));
     // The kernel detaches programs in the background.
     eventually("a change that is allowed", || once(TENANT));
     disabled.end();
