@@ -21,7 +21,7 @@ const DEADLINES: Deadlines = Deadlines {
     object: Duration::from_secs(295),
     list: Duration::from_secs(295),
     idle: Duration::from_secs(295),
-    kept: Duration::from_secs(45),
+    pooled: Duration::from_secs(45),
 };
 
 /// Replaces the address of the API server with the forwarded port.

@@ -61,7 +61,7 @@ where
     }
 
     fn call(&mut self, request: Request<Sent>) -> Answer {
-        let (kind, Deadlines { object, list, idle, kept: _ }) = (Kind::of(&request), self.deadlines);
+        let (kind, Deadlines { object, list, idle, pooled: _ }) = (Kind::of(&request), self.deadlines);
         let limit = if kind == Kind::List { list } else { object };
         let late = DeadlineError { method: request.method().clone(), path: request.uri().path().to_owned(), limit };
         // Subscribe before sending the request, so that a stream that opens during a missed deadline ends, too.

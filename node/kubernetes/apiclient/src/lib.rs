@@ -46,13 +46,13 @@ pub struct Deadlines {
     pub idle: Duration,
     /// Time for which an idle connection is kept. The API server closes a connection after 90 s. A request that is sent
     /// at that moment fails, and the API server may have carried it out.
-    pub kept: Duration,
+    pub pooled: Duration,
 }
 
 impl Default for Deadlines {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { object: seconds(30), list: seconds(120), idle: seconds(75), kept: seconds(45) }
+        Self { object: seconds(30), list: seconds(120), idle: seconds(75), pooled: seconds(45) }
     }
 }
 
@@ -71,7 +71,7 @@ pub fn client(config: Config) -> kube::Result<Client> {
 pub fn client_with(config: Config, deadlines: Deadlines) -> kube::Result<Client> {
     let connector = config.rustls_https_connector_with_connector(connector(config.connect_timeout))?;
     let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
-        .pool_idle_timeout(deadlines.kept)
+        .pool_idle_timeout(deadlines.pooled)
         .pool_timer(TokioTimer::new())
         .build::<_, Body>(connector);
     let service = ServiceBuilder::new()

@@ -19,7 +19,7 @@ const SHORT: Deadlines = Deadlines {
     object: Duration::from_millis(300),
     list: Duration::from_millis(600),
     idle: Duration::from_millis(400),
-    kept: LONG,
+    pooled: LONG,
 };
 /// Deadline that no test reaches.
 const LONG: Duration = Duration::from_secs(60);
@@ -133,7 +133,7 @@ async fn a_missed_deadline_ends_the_watches_of_the_client() {
 
 #[tokio::test]
 async fn a_connection_is_not_kept_until_the_server_closes_it() {
-    let (listener, client) = server(Deadlines { object: LONG, kept: Duration::from_millis(50), ..SHORT }).await;
+    let (listener, client) = server(Deadlines { object: LONG, pooled: Duration::from_millis(50), ..SHORT }).await;
     let maps = Api::<ConfigMap>::namespaced(client, "default");
     let answering = tokio::spawn(async move {
         let (mut connection, _) = listener.accept().await.expect("a connection");
@@ -145,7 +145,7 @@ async fn a_connection_is_not_kept_until_the_server_closes_it() {
     let end = answering.await.expect("the server");
     assert_eq!(end.map_err(|error| error.kind()), Err(io::ErrorKind::UnexpectedEof));
     // IdleTimeout of k8s.io/apiserver/pkg/server/secure_serving.go.
-    assert!(Deadlines::default().kept < Duration::from_secs(90));
+    assert!(Deadlines::default().pooled < Duration::from_secs(90));
 }
 
 /// The paused clock advances when both sides wait for it.

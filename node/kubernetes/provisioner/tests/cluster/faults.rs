@@ -21,7 +21,7 @@ const DEADLINES: Deadlines = Deadlines {
     object: Duration::from_secs(4),
     list: Duration::from_secs(5),
     idle: Duration::from_secs(75),
-    kept: Duration::from_secs(45),
+    pooled: Duration::from_secs(45),
 };
 /// Deadline of a round. Three passes or watches without an answer take longer, and the third one fails within this time
 /// after the second one, which is a stall. The first pauses of a watch that failed are 0.8 s to 1.6 s, and 1.6 s to 3.2
