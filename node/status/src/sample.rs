@@ -16,7 +16,7 @@ const DAY: i64 = 86_400;
 
 /// The page of the picture, with an example of most states.
 pub fn example() -> Page {
-    let etcd = "etcd ended with exit status: 1; it said last: no space left on device";
+    let etcd = "etcd ended with exit status: 1; last output: no space left on device";
     let services = vec![
         service("granary", State::Healthy, 0, None),
         service("granary.status", State::Healthy, 0, None),
@@ -27,7 +27,7 @@ pub fn example() -> Page {
         service("granary.containerd", State::Healthy, 0, None),
         service("granary.images", State::Done, 0, None),
         service("granary.kubelet", State::Stopping, 0, None),
-        service("granary.kube-proxy", State::Failed, 3, Some("kube-proxy is not ready; it said last: nothing")),
+        service("granary.kube-proxy", State::Failed, 3, Some("kube-proxy is not ready; last output: nothing")),
         service("granary.provisioner", State::Healthy, 0, None),
         service("granary.provisioner.volumes", State::Healthy, 0, None),
         service("granary.csi", State::Stopped, 0, None),

@@ -30,7 +30,7 @@ impl Cgroup {
                 Some(group)
             }
             Err(error) => {
-                warn!(service = name, %error, "no cgroup");
+                warn!(service = name, %error, "cannot create the cgroup");
                 None
             }
         }
@@ -45,13 +45,13 @@ impl Cgroup {
         let max = limit.map_or_else(|| "max".to_owned(), |limit| limit.get().to_string());
         for (file, value) in [("memory.max", &*max), ("memory.oom.group", if limit.is_some() { "1" } else { "0" })] {
             if let Err(error) = fs::write(self.0.join(file), value) {
-                warn!(cgroup = %self.0.display(), file, value, %error, "memory is not limited");
+                warn!(cgroup = %self.0.display(), file, value, %error, "cannot limit the memory");
             }
         }
         // The file exists only if the kernel supports swap.
         match fs::write(self.0.join("memory.swap.max"), "0") {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                warn!(cgroup = %self.0.display(), %error, "swap is not limited");
+                warn!(cgroup = %self.0.display(), %error, "cannot limit the swap");
             }
             Ok(()) | Err(_) => {}
         }
@@ -61,7 +61,7 @@ impl Cgroup {
         let path = self.0.join("cgroup.procs");
         let opened = File::options().write(true).open(&path).map(OwnedFd::from);
         opened
-            .map_err(|error| warn!(cgroup = %self.0.display(), %error, "processes cannot be put into the cgroup"))
+            .map_err(|error| warn!(cgroup = %self.0.display(), %error, "cannot open the cgroup for processes"))
             .ok()
     }
 
@@ -71,7 +71,7 @@ impl Cgroup {
             warn!(cgroup = %self.0.display(), %error, "process stays in its parent's cgroup");
         }
         if let Err(error) = fs::write(format!("/proc/{process}/oom_score_adj"), OOM_SCORE_ADJ) {
-            warn!(cgroup = %self.0.display(), %error, "process may be killed before containers are");
+            warn!(cgroup = %self.0.display(), %error, "cannot set the OOM score of a process");
         }
     }
 

@@ -28,11 +28,11 @@ const INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    #[error("cannot use the certificate of a client of etcd in {pki}")]
+    #[error("cannot use the etcd client certificate in {pki}")]
     Certificate { pki: PathBuf, source: BoxError },
     #[error("cannot connect to etcd")]
     Connection(#[source] tonic::transport::Error),
-    #[error("etcd does not complete the call {call}: {status}")]
+    #[error("etcd call {call} failed: {status}")]
     Call { call: &'static str, status: Box<tonic::Status> },
     #[error("cannot read the free space of {directory}")]
     Space { directory: PathBuf, source: io::Error },
@@ -81,7 +81,7 @@ async fn round(paths: &Paths, progress: &mut Progress) -> Result<Option<Outcome>
     let mut database = look(&mut member, paths).await?;
     if plan::needs_defragmentation(&database, progress.last()) {
         let Database { size, in_use, .. } = database;
-        info!(%size, %in_use, "defragmenting the full database of etcd, which answers no requests meanwhile");
+        info!(%size, %in_use, "defragmenting the full database of etcd, etcd is unavailable during this time");
         // Even after an error, some space for writes may be left.
         if let Err(error) = member.defragment().await {
             warn!(%error, "cannot defragment the database of etcd, will retry");

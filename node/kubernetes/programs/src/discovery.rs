@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub enum DiscoveryError {
     #[error("cannot reach the API server at {address}:{port}")]
     Connect { address: IpAddr, port: u16, source: io::Error },
-    #[error("the API server at {address}:{port} did not answer within {} s", LIMIT.as_secs())]
+    #[error("the API server at {address}:{port} did not respond within {} s", LIMIT.as_secs())]
     Silence { address: IpAddr, port: u16 },
     #[error(
         "the API server at {address}:{port} does not belong to the CA {wanted}: it presented {presented}; check the \

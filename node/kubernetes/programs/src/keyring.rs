@@ -71,7 +71,10 @@ impl Keyring {
         let etcd = Dir::open(&config.paths.etcd)?;
         if keys.newest().is_none_or(|newest| newest.number() < config.settings.secret_key) {
             let key = Key::new(config.settings.secret_key, random()?);
-            info!(name = "secrets", number = %config.settings.secret_key, digest = key.digest(), "encryption key made");
+            info!(
+                name = "secrets", number = %config.settings.secret_key, digest = key.digest(),
+                "encryption key created"
+            );
             keys.add(key);
             // The key must be durable before the first Secret is encrypted with it.
             store.write(KEYS, &keys.text(), SECRET)?;

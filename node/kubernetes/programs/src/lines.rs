@@ -8,7 +8,7 @@ const MORE: usize = 8 * 1024;
 
 #[derive(Default)]
 pub(crate) struct Lines {
-    begun: Vec<u8>,
+    partial: Vec<u8>,
 }
 
 impl Lines {
@@ -16,8 +16,8 @@ impl Lines {
     pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (line, ends) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));
-            let space = (LONGEST + MORE).saturating_sub(self.begun.len());
-            self.begun.extend_from_slice(&line[..line.len().min(space)]);
+            let space = (LONGEST + MORE).saturating_sub(self.partial.len());
+            self.partial.extend_from_slice(&line[..line.len().min(space)]);
             if ends {
                 self.flush(&mut each);
             }
@@ -25,14 +25,14 @@ impl Lines {
     }
 
     pub(crate) fn end(&mut self, mut each: impl FnMut(&str)) {
-        if !self.begun.is_empty() {
+        if !self.partial.is_empty() {
             self.flush(&mut each);
         }
     }
 
     fn flush(&mut self, each: &mut impl FnMut(&str)) {
-        each(String::from_utf8_lossy(&self.begun).trim_end_matches('\r'));
-        self.begun.clear();
+        each(String::from_utf8_lossy(&self.partial).trim_end_matches('\r'));
+        self.partial.clear();
     }
 }
 

@@ -17,33 +17,33 @@ pub enum NetworksError {
     #[error(transparent)]
     Disk(#[from] PkiError),
     #[error(
-        "the cluster on the data disk was created with {field} {kept}, and the configuration says {asked}: write {kept} there \
-         again, or use an empty data disk for a new cluster"
+        "the cluster on the data disk was created with {field} {kept}, but the configuration has {configured}: set the \
+         field to {kept}, or use an empty data disk for a new cluster"
     )]
-    Changed { field: &'static str, kept: String, asked: Ipv4Net },
-    #[error("{} does not say which networks the cluster has: remove it if the configuration is as it always was", .path.display())]
+    Changed { field: &'static str, kept: String, configured: Ipv4Net },
+    #[error("{} does not name the networks; remove it if the configured networks are unchanged", .path.display())]
     Record { path: PathBuf },
 }
 
 /// Compares the configured networks with the stored ones. The first start stores them, durably when this returns. Waits
 /// for the disk.
 pub fn keep(config: &Config) -> Result<(), NetworksError> {
-    let asked = [
+    let configured = [
         ("controlPlane.podNetwork", "pods", config.cluster_pods),
         ("controlPlane.serviceNetwork", "services", config.services),
     ];
     let store = Store::create(&config.paths.pki)?;
     let Some(text) = store.read(RECORD)? else {
         let record: Value =
-            asked.iter().map(|(_, key, network)| ((*key).to_owned(), json!(network.to_string()))).collect();
+            configured.iter().map(|(_, key, network)| ((*key).to_owned(), json!(network.to_string()))).collect();
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         return Ok(store.write(RECORD, &record.to_string(), mode)?);
     };
     let record: Value = serde_json::from_str(&text).unwrap_or_default();
-    for (field, key, asked) in asked {
+    for (field, key, configured) in configured {
         let kept = record[key].as_str().ok_or_else(|| NetworksError::Record { path: config.paths.pki.join(RECORD) })?;
-        if kept != asked.to_string() {
-            return Err(NetworksError::Changed { field, kept: kept.to_owned(), asked });
+        if kept != configured.to_string() {
+            return Err(NetworksError::Changed { field, kept: kept.to_owned(), configured });
         }
     }
     Ok(())
@@ -68,8 +68,8 @@ mod tests {
         let error = keep(&other).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the cluster on the data disk was created with controlPlane.serviceNetwork 10.96.0.0/16, and the configuration says \
-             10.97.0.0/16: write 10.96.0.0/16 there again, or use an empty data disk for a new cluster"
+            "the cluster on the data disk was created with controlPlane.serviceNetwork 10.96.0.0/16, but the \
+             configuration has 10.97.0.0/16: set the field to 10.96.0.0/16, or use an empty data disk for a new cluster"
         );
         assert_eq!(fs::read(config.paths.pki.join(RECORD)).unwrap(), before);
     }

@@ -232,7 +232,7 @@ impl Credentials {
 pub enum ClientError {
     #[error("cannot use {path}")]
     Kubeconfig { path: PathBuf, source: KubeconfigError },
-    #[error("cannot make a client of {path}")]
+    #[error("cannot create a client from {path}")]
     Client { path: PathBuf, source: Box<kube::Error> },
 }
 

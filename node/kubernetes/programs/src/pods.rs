@@ -36,8 +36,8 @@ const INTERVAL: Duration = Duration::from_mins(5);
 pub enum PodsError {
     /// The range is from another control plane, or the worker's configuration differs from the control plane's.
     #[error(
-        "the cluster gives this node's pods the addresses {range}, which are no /{NODE_PREFIX} of the pod network {network} of \
-         the configuration: worker.podNetwork has to be what the control plane has as controlPlane.podNetwork"
+        "the cluster gives this node's pods the addresses {range}, which are not a /{NODE_PREFIX} of the pod network \
+         {network} of the configuration: set worker.podNetwork to controlPlane.podNetwork of the control plane"
     )]
     Range { range: String, network: Ipv4Net },
     #[error("cannot load the rules for packets of pods")]
@@ -46,7 +46,7 @@ pub enum PodsError {
     Write { directory: PathBuf, source: io::Error },
     #[error("writing the network configuration of pods panicked")]
     Panicked(#[from] JoinError),
-    #[error("the watch of the own Node ended")]
+    #[error("the watch of this node's Node ended")]
     WatchEnded,
 }
 
@@ -67,7 +67,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
                 Ok(node) => range(&node, config.cluster_pods)?.filter(|pods| now != Some(*pods)),
                 Err(error) => {
                     let error: &dyn Error = &error;
-                    warn!(error, "watch of the own Node failed, it goes on");
+                    warn!(error, "watch of this node's Node failed, will continue");
                     continue;
                 }
             },
@@ -82,10 +82,10 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
         let written = spawn_blocking(move || write(&paths, &text)).await?;
         written.map_err(|source| PodsError::Write { directory: cni::directory(&config.paths), source })?;
         match now.replace(pods) {
-            None => info!(%pods, "pods have their network"),
-            Some(before) if before == pods => debug!(%pods, "pods were given their network again"),
+            None => info!(%pods, "pod network configured"),
+            Some(before) if before == pods => debug!(%pods, "pod network configured again"),
             Some(before) => {
-                warn!(%pods, %before, "node has other pod addresses, pods with the old ones are unreachable")
+                warn!(%pods, %before, "pod addresses of the node changed, pods with the old ones are unreachable")
             }
         }
         cx.healthy();
@@ -95,7 +95,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
 fn range(node: &Node, network: Ipv4Net) -> Result<Option<Ipv4Net>, PodsError> {
     let Some(range) = node.spec.as_ref().and_then(|spec| spec.pod_cidr.as_deref()).filter(|range| !range.is_empty())
     else {
-        debug!("the own Node has no range of pod addresses yet");
+        debug!("Node has no range of pod addresses yet");
         return Ok(None);
     };
     match range.parse::<Ipv4Net>() {

@@ -48,11 +48,11 @@ pub enum ProgramError {
     Confine { program: &'static str, source: Box<SandboxError> },
     #[error("cannot start {path}")]
     Start { path: PathBuf, source: io::Error },
-    #[error("{program} ended with {status}; it said last: {tail}")]
+    #[error("{program} ended with {status}; last output: {tail}")]
     Ended { program: &'static str, status: ExitStatus, tail: Tail },
-    #[error("{program} was killed: it needed more than {limit} of memory; it said last: {tail}")]
+    #[error("{program} was killed: it exceeded its memory limit of {limit}; last output: {tail}")]
     OutOfMemory { program: &'static str, limit: Bytes, tail: Tail },
-    #[error("{program} is not ready; it said last: {tail}")]
+    #[error("{program} is not ready; last output: {tail}")]
     NotReady { program: &'static str, tail: Tail, source: Box<NotReady> },
     #[error("{program} is not started before {awaited} is ready")]
     Awaits { program: &'static str, awaited: &'static str, source: Box<NotReady> },
@@ -355,12 +355,12 @@ impl Process {
         if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok())
             && let Err(errno) = kill(Pid::from_raw(id), Signal::SIGTERM)
         {
-            debug!(service = self.program, %errno, "no SIGTERM");
+            debug!(service = self.program, %errno, "cannot send SIGTERM");
         }
         if timeout(STOP_DEADLINE, self.child.wait()).await.is_err() {
-            warn!(service = self.program, "program killed: it did not end in time");
+            warn!(service = self.program, "program killed, it did not end in time");
             if let Err(error) = self.child.kill().await {
-                warn!(service = self.program, %error, "no SIGKILL");
+                warn!(service = self.program, %error, "cannot send SIGKILL");
             }
         }
         self.drain().await;
@@ -489,7 +489,7 @@ pub(crate) mod tests {
             Scratch::new("read line <$1; echo \"$line\"; echo \"E0102 15:04:05.123456 7 a.go:1] no disk\" >&2; exit 3");
         let tree = scratch.start(std::future::pending);
         let error = error_of(&tree).await;
-        assert!(error.starts_with("program ended with exit status: 3; it said last: "), "{error}");
+        assert!(error.starts_with("program ended with exit status: 3; last output: "), "{error}");
         // stdout and stderr are two pipes, so the order of the lines is undefined.
         let (_, said) = error.split_once("last: ").unwrap();
         assert!(said == "hello | no disk" || said == "no disk | hello", "{said}");
@@ -542,8 +542,8 @@ pub(crate) mod tests {
             Err(NotReady { limit: LIMIT, last: crate::ready::ProbeFailure::Answer("HTTP/1.0 503".into()) })
         });
         let error = error_of(&tree).await;
-        assert!(error.starts_with("program is not ready; it said last: "), "{error}");
-        assert!(error.ends_with("no readiness within 30 s: answer \"HTTP/1.0 503\""), "{error}");
+        assert!(error.starts_with("program is not ready; last output: "), "{error}");
+        assert!(error.ends_with("not ready within 30 s: unexpected response \"HTTP/1.0 503\""), "{error}");
     }
 
     #[test]

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, thiserror::Error)]
-#[error("no readiness within {} s", limit.as_secs())]
+#[error("not ready within {} s", limit.as_secs())]
 pub struct NotReady {
     pub limit: Duration,
     #[source]
@@ -31,15 +31,15 @@ pub struct NotReady {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeFailure {
-    #[error("no connection")]
+    #[error("cannot connect")]
     Connection(#[from] io::Error),
-    #[error("answer {0:?}")]
+    #[error("unexpected response {0:?}")]
     Answer(String),
-    #[error("the API server refuses")]
+    #[error("the API server rejected the request")]
     Api(#[from] Box<kube::Error>),
-    #[error("no client")]
+    #[error("cannot create a client")]
     Client(#[from] ClientError),
-    #[error("no answer within {} s", PATIENCE.as_secs())]
+    #[error("no response within {} s", PATIENCE.as_secs())]
     Silence,
 }
 
@@ -118,9 +118,9 @@ mod tests {
         tasks.spawn(async move {
             for answer in answers {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                let mut asked = [0; 1024];
-                let length = stream.read(&mut asked).await.unwrap();
-                assert!(asked[..length].starts_with(b"GET /health HTTP/1.0\r\n"));
+                let mut request = [0; 1024];
+                let length = stream.read(&mut request).await.unwrap();
+                assert!(request[..length].starts_with(b"GET /health HTTP/1.0\r\n"));
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }
         });

@@ -42,9 +42,9 @@ pub enum RewriteError {
          admission webhook or policy allow it, or delete the Secret"
     )]
     Rejected { count: usize, secret: String, reason: String },
-    #[error("cannot read or write the note how Secrets are stored")]
+    #[error("cannot read or write the record of the storage of Secrets")]
     Note(#[from] PkiError),
-    #[error("thread for the disk failed")]
+    #[error("a task for the disk panicked")]
     Thread(#[from] JoinError),
 }
 
@@ -52,7 +52,7 @@ pub enum RewriteError {
 pub enum RequestError {
     #[error(transparent)]
     Api(#[from] Box<kube::Error>),
-    #[error("no answer within {} s", DEADLINE.as_secs())]
+    #[error("no response within {} s", DEADLINE.as_secs())]
     Overdue,
 }
 

@@ -104,7 +104,7 @@ async fn a_program_above_its_limit_is_killed_and_started_again() {
     let tree = node.start(test, 4096, Bytes::new(32 << 20));
     wait(&tree, "the third attempt", || tree.status().attempts > 2);
     let error = tree.status().last_error.unwrap();
-    let wanted = "kube-proxy was killed: it needed more than 32 MiB of memory; it said last: ";
+    let wanted = "kube-proxy was killed: it exceeded its memory limit of 32 MiB; last output: ";
     assert!(error.starts_with(wanted) && error.contains("taking 4096 MiB"), "{error}");
     tree.stop(LIMIT).await.unwrap();
     let counted = programs::out_of_memory(&node.paths);

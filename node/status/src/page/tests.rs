@@ -32,7 +32,7 @@ fn every_fact_is_on_the_page() {
     let services = rows(&document, "services");
     assert_eq!(services.len(), 13);
     assert_eq!(services[1], ["status", "healthy", "1 d 2 h", "0", ""]);
-    assert_eq!(services[9], ["kube-proxy", "failed", "42 s", "3", "kube-proxy is not ready; it said last: nothing"]);
+    assert_eq!(services[9], ["kube-proxy", "failed", "42 s", "3", "kube-proxy is not ready; last output: nothing"]);
 
     let storage = &document.by_id("storage").text;
     assert!(storage.contains("32 GiB of 100 GiB allocated to volumes, 68 GiB free. The disk has 112 GiB"), "{storage}");

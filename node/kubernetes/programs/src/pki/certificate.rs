@@ -52,23 +52,23 @@ pub(crate) struct Pair {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stale {
-    #[error("it was not there")]
+    #[error("the certificate was missing")]
     Absent,
-    #[error("it could not be read")]
+    #[error("the certificate was unreadable")]
     Unreadable,
-    #[error("it did not belong to its private key")]
+    #[error("the certificate did not match its private key")]
     OtherKey,
-    #[error("another CA had signed it")]
+    #[error("another CA had signed the certificate")]
     OtherCa,
-    #[error("it was made for something else")]
+    #[error("the certificate had another subject or purpose")]
     OtherSubject,
-    #[error("it was about to expire")]
+    #[error("the certificate was about to expire")]
     Expiring,
-    #[error("it had expired")]
+    #[error("the certificate had expired")]
     Expired,
-    #[error("the CA's certificate was not shown with it")]
+    #[error("the CA's certificate was missing from the chain")]
     Alone,
-    #[error("it was not valid yet")]
+    #[error("the certificate was not valid yet")]
     NotYet,
 }
 

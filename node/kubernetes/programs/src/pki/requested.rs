@@ -31,22 +31,22 @@ use crate::pki::{ClientError, Credentials};
 /// Deadline of the cluster's answer. At a first boot, the controllers have just been started.
 const LIMIT: Duration = Duration::from_secs(300);
 
-const LOOK: Duration = Duration::from_secs(3600);
+const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     #[error(transparent)]
     Disk(#[from] PkiError),
-    #[error("work on the files of certificates ended early")]
+    #[error("a task for the files of certificates panicked")]
     Panicked(#[from] JoinError),
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error("cannot {step}")]
     Step { step: String, source: Box<dyn Error + Send + Sync> },
     #[error(
-        "the API server does not accept the bootstrap token {id}: it has expired, was deleted, as each is when its node has \
-         registered, or is another cluster's; delete the Node of this node if there is one, then create a new token, and write \
-         it into worker.token"
+        "the API server does not accept the bootstrap token {id}: it has expired, was deleted after its node had \
+         registered, or belongs to another cluster; delete the Node of this node if there is one, then create a new \
+         token, and write it into worker.token"
     )]
     Token { id: String },
     #[error(
@@ -59,8 +59,8 @@ pub enum IdentityError {
     Clock { name: &'static str, now: OffsetDateTime },
     /// The kubelet's certificate has expired, and the API server would answer 401.
     #[error(
-        "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one when its \
-         Node is deleted, and a new token is in worker.token"
+        "cannot request the certificate {name}: the certificate of the node's kubelet expired at {at}; delete the \
+         Node of this worker, and write a new token into worker.token"
     )]
     KubeletExpired { name: &'static str, at: OffsetDateTime },
     #[error("the certificate signing request {request} was denied: {why}")]
@@ -76,24 +76,24 @@ pub struct Requested {
     wanted: Wanted,
     signer: &'static str,
     credentials: Arc<Credentials>,
-    asker: Asker,
+    requester: Requester,
     /// Pending request, kept over failures, so that a retry does not send another request.
-    asked: Mutex<Option<Asked>>,
+    pending: Mutex<Option<PendingRequest>>,
 }
 
-enum Asker {
+enum Requester {
     Kubelet,
     /// The kubelet, with a token while it has no valid certificate.
     Token(Option<Token>),
 }
 
 #[derive(Debug)]
-enum Shown<'a> {
+enum Credential<'a> {
     Token(&'a Token),
     Certificate,
 }
 
-impl Shown<'_> {
+impl Credential<'_> {
     /// The error for a credential that the API server rejects; `None` for other errors.
     fn refused(&self, error: &kube::Error) -> Option<IdentityError> {
         match (self, error) {
@@ -106,7 +106,7 @@ impl Shown<'_> {
 }
 
 /// A request and its key. The key is written to the disk only together with the certificate.
-struct Asked {
+struct PendingRequest {
     request: String,
     key: KeyPair,
 }
@@ -127,7 +127,7 @@ impl Lasting {
     pub async fn renewal(self) {
         while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
             // One second more, so that the renewal time has passed afterwards.
-            sleep(left.min(LOOK) + Duration::from_secs(1)).await;
+            sleep(left.min(CHECK_INTERVAL) + Duration::from_secs(1)).await;
         }
     }
 }
@@ -145,19 +145,19 @@ impl Requested {
 
     fn of_client(config: &Config, credentials: &Arc<Credentials>, identity: Identity) -> Self {
         let wanted = identity.wanted(&config.node);
-        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", Asker::Kubelet)
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", Requester::Kubelet)
     }
 
     /// Client certificate of a joining node's kubelet, [`Identity::Kubelet`]. A node that has joined needs no token.
     pub fn kubelet(config: &Config, credentials: &Arc<Credentials>, token: Option<Token>) -> Self {
         let wanted = Identity::Kubelet.wanted(&config.node);
-        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client-kubelet", Asker::Token(token))
+        Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client-kubelet", Requester::Token(token))
     }
 
     /// Serving certificate of the kubelet of a node that has joined.
     pub fn kubelet_server(config: &Config, credentials: &Arc<Credentials>) -> Self {
         let wanted = wanted::kubelet_server(config);
-        Self::new(config, credentials, wanted, "kubernetes.io/kubelet-serving", Asker::Kubelet)
+        Self::new(config, credentials, wanted, "kubernetes.io/kubelet-serving", Requester::Kubelet)
     }
 
     fn new(
@@ -165,29 +165,29 @@ impl Requested {
         credentials: &Arc<Credentials>,
         wanted: Wanted,
         signer: &'static str,
-        asker: Asker,
+        requester: Requester,
     ) -> Self {
         let (pki, credentials) = (config.paths.pki.clone(), Arc::clone(credentials));
-        Self { pki, wanted, signer, credentials, asker, asked: Mutex::default() }
+        Self { pki, wanted, signer, credentials, requester, pending: Mutex::default() }
     }
 
     /// Returns when the certificate is on the disk, where [`Credentials::client`] reads it. Keeps a certificate that is
     /// not due for renewal. Otherwise the node requests one for a new key, and waits up to some minutes. Afterwards,
     /// [`Credentials::requested`] has the expiry. Cancel-safe: the next call continues to wait for the same request.
     pub async fn ensure(&self) -> Result<Lasting, IdentityError> {
-        let mut asked = self.asked.lock().await;
+        let mut pending = self.pending.lock().await;
         let stale = match self.on_disk().await? {
             Ok(lasting) => return Ok(lasting),
             Err(stale) => stale,
         };
         let shown = self.shown(stale)?;
         let requests = Api::all(self.client(&shown).await?);
-        let (request, key) = match &*asked {
-            Some(Asked { request, key }) => (request, key),
+        let (request, key) = match &*pending {
+            Some(PendingRequest { request, key }) => (request, key),
             None => {
                 let new = self.ask(&requests, &shown).await?;
-                info!(name = self.wanted.name, request = new.request, reason = %stale, "certificate asked for");
-                let Asked { request, key } = asked.insert(new);
+                info!(name = self.wanted.name, request = new.request, reason = %stale, "certificate requested");
+                let PendingRequest { request, key } = pending.insert(new);
                 (&*request, &*key)
             }
         };
@@ -195,43 +195,43 @@ impl Requested {
         let answer = match timeout(LIMIT, answer(&requests, &request, &shown)).await {
             Ok(answer) => answer?,
             Err(_) => {
-                let why = format!("no answer for {} s; does the cluster's approver run?", LIMIT.as_secs());
+                let why = format!("no decision for {} s; check that the cluster's approver runs", LIMIT.as_secs());
                 return Err(IdentityError::NotSigned { request, why });
             }
         };
         let key = key.serialize_pem();
-        *asked = None;
+        *pending = None;
         let certificate = match answer {
             Answer::Signed(certificate) => certificate,
             Answer::Denied(why) => return Err(IdentityError::Denied { request, why }),
             Answer::NotSigned(why) => {
-                let why = format!("it was approved, but not signed: {why}");
+                let why = format!("the request was approved, but not signed: {why}");
                 return Err(IdentityError::NotSigned { request, why });
             }
-            Answer::Gone => return Err(IdentityError::NotSigned { request, why: "it was deleted".to_owned() }),
+            Answer::Gone => return Err(IdentityError::NotSigned { request, why: "the request was deleted".to_owned() }),
         };
         let lasting = self.keep(Pair { certificate, key }, &request).await?;
-        info!(name = self.wanted.name, request, "certificate kept");
+        info!(name = self.wanted.name, request, "certificate stored");
         Ok(lasting)
     }
 
     /// The credential for the request. A kubelet with a valid certificate renews it itself. An expired certificate is
     /// treated as a missing one.
-    fn shown(&self, stale: Stale) -> Result<Shown<'_>, IdentityError> {
-        match (&self.asker, stale) {
-            (Asker::Kubelet, _) | (Asker::Token(_), Stale::Expiring) => Ok(Shown::Certificate),
-            (Asker::Token(Some(token)), _) => Ok(Shown::Token(token)),
-            (Asker::Token(None), Stale::NotYet) => {
+    fn shown(&self, stale: Stale) -> Result<Credential<'_>, IdentityError> {
+        match (&self.requester, stale) {
+            (Requester::Kubelet, _) | (Requester::Token(_), Stale::Expiring) => Ok(Credential::Certificate),
+            (Requester::Token(Some(token)), _) => Ok(Credential::Token(token)),
+            (Requester::Token(None), Stale::NotYet) => {
                 Err(IdentityError::Clock { name: self.wanted.name, now: OffsetDateTime::now_utc() })
             }
-            (Asker::Token(None), _) => Err(IdentityError::NoToken),
+            (Requester::Token(None), _) => Err(IdentityError::NoToken),
         }
     }
 
-    async fn client(&self, shown: &Shown<'_>) -> Result<kube::Client, IdentityError> {
+    async fn client(&self, shown: &Credential<'_>) -> Result<kube::Client, IdentityError> {
         Ok(match shown {
-            Shown::Token(token) => self.credentials.client_with(token).await?,
-            Shown::Certificate => {
+            Credential::Token(token) => self.credentials.client_with(token).await?,
+            Credential::Certificate => {
                 self.kubelets_counts().await?;
                 self.credentials.client(Identity::Kubelet).await?
             }
@@ -271,7 +271,11 @@ impl Requested {
         self.credentials.publish(Expiry { name: self.wanted.name, at: validity.to() });
     }
 
-    async fn ask(&self, requests: &Api<CertificateSigningRequest>, shown: &Shown<'_>) -> Result<Asked, IdentityError> {
+    async fn ask(
+        &self,
+        requests: &Api<CertificateSigningRequest>,
+        shown: &Credential<'_>,
+    ) -> Result<PendingRequest, IdentityError> {
         let name = self.wanted.name;
         let (text, key) = certificate::request(&self.wanted).map_err(|error| IdentityError::Step {
             step: format!("create a key for the certificate {name}"),
@@ -289,7 +293,7 @@ impl Requested {
         };
         let made = requests.create(&PostParams::default(), &request).await;
         match made {
-            Ok(made) => Ok(Asked { request: made.name_any(), key }),
+            Ok(made) => Ok(PendingRequest { request: made.name_any(), key }),
             Err(error) => Err(shown.refused(&error).unwrap_or_else(|| IdentityError::Step {
                 step: format!("request the certificate {name}"),
                 source: error.into(),
@@ -359,7 +363,7 @@ impl Answer {
 async fn answer(
     requests: &Api<CertificateSigningRequest>,
     request: &str,
-    shown: &Shown<'_>,
+    shown: &Credential<'_>,
 ) -> Result<Answer, IdentityError> {
     let answered = |found: Option<&CertificateSigningRequest>| Answer::of(found).is_some();
     match await_condition(requests.clone(), request, answered).await {
@@ -464,7 +468,7 @@ mod tests {
         let kubelet = |token| Requested::kubelet(&Config::default(), &node.identity.credentials, token);
         let with = kubelet(Some(Token::generate().unwrap()));
         for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa, Stale::NotYet] {
-            assert!(matches!(with.shown(stale), Ok(Shown::Token(_))), "{stale}");
+            assert!(matches!(with.shown(stale), Ok(Credential::Token(_))), "{stale}");
         }
         for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa] {
             assert!(matches!(kubelet(None).shown(stale), Err(IdentityError::NoToken)), "{stale}");
@@ -473,9 +477,9 @@ mod tests {
         let error = kubelet(None).shown(Stale::NotYet).unwrap_err().to_string();
         assert!(error.ends_with("; set the machine's clock"), "{error}");
         for token in [None, Some(Token::generate().unwrap())] {
-            assert!(matches!(kubelet(token).shown(Stale::Expiring), Ok(Shown::Certificate)));
+            assert!(matches!(kubelet(token).shown(Stale::Expiring), Ok(Credential::Certificate)));
         }
-        assert!(matches!(node.identity.shown(Stale::Expired), Ok(Shown::Certificate)), "storage has no token");
+        assert!(matches!(node.identity.shown(Stale::Expired), Ok(Credential::Certificate)), "storage has no token");
     }
 
     #[tokio::test]

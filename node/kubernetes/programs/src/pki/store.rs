@@ -25,9 +25,9 @@ pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH)
 
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    #[error("cannot make {path}")]
+    #[error("cannot create {path}")]
     Directory { path: PathBuf, source: io::Error },
-    #[error("cannot keep certificates")]
+    #[error("cannot store certificates")]
     Disk(#[from] dir::Error),
     #[error(
         "the data disk is that of a worker, which has joined the cluster of another node: write worker into the \
@@ -58,7 +58,7 @@ pub enum PkiError {
     Trust { path: PathBuf, source: Stale },
     #[error(
         "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
-         or of its directory pki: no Secret can be read without it, and the node makes no other one"
+         or of its directory pki: no Secret can be read without it, and the node does not create another file"
     )]
     SecretsKey { path: PathBuf },
     #[error(
@@ -160,7 +160,7 @@ impl Store {
         // The deletion must precede the new CA: once the CA is on the disk, the next boot has nothing to do here.
         forget_kubelets_own(kubelet_pki)?;
         self.write_pair("ca", &pair)?;
-        info!(name = "ca", reason = %lost, "certificate made");
+        info!(name = "ca", reason = %lost, "certificate created");
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl Store {
         let name = wanted.name;
         let pair = ca.issue(wanted, now).map_err(|source| PkiError::Certificate { name, source })?;
         self.write_pair(name, &pair)?;
-        info!(name, reason = %stale, "certificate made");
+        info!(name, reason = %stale, "certificate created");
         Ok(Validity::of_new_leaf(now))
     }
 
@@ -187,7 +187,7 @@ impl Store {
             None => {
                 let key = KeyPair::generate().map_err(|source| PkiError::Certificate { name: "sa", source })?;
                 self.write("sa.key", &key.serialize_pem(), SECRET)?;
-                info!(name = "sa", "signing key made");
+                info!(name = "sa", "signing key created");
                 key
             }
         };
