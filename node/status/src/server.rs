@@ -204,7 +204,7 @@ async fn serve_client(stream: TcpStream, server: Arc<Server>, access: Access, ha
     };
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(REQUEST).keep_alive(false);
-    match timeout(limit, builder.serve_client(TokioIo::new(stream), service)).await {
+    match timeout(limit, builder.serve_connection(TokioIo::new(stream), service)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!(%error, "status connection failed"),
         Err(_) => debug!("status connection timed out"),
