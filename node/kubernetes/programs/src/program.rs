@@ -491,7 +491,7 @@ pub(crate) mod tests {
         let error = error_of(&tree).await;
         assert!(error.starts_with("program ended with exit status: 3; last output: "), "{error}");
         // stdout and stderr are two pipes, so the order of the lines is undefined.
-        let (_, said) = error.split_once("last: ").unwrap();
+        let (_, said) = error.split_once("last output: ").unwrap();
         assert!(said == "hello | no disk" || said == "no disk | hello", "{said}");
     }
 
@@ -503,7 +503,7 @@ pub(crate) mod tests {
         );
         let tree = scratch.start(std::future::pending);
         let error = error_of(&tree).await;
-        let (_, said) = error.split_once("last: ").unwrap();
+        let (_, said) = error.split_once("last output: ").unwrap();
         assert_eq!(said, "token REDACTED | REDACTED | REDACTED | REDACTED");
     }
 

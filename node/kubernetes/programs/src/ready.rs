@@ -35,7 +35,7 @@ pub enum ProbeFailure {
     Connection(#[from] io::Error),
     #[error("unexpected response {0:?}")]
     Answer(String),
-    #[error("the API server rejected the request")]
+    #[error("the request to the API server failed")]
     Api(#[from] Box<kube::Error>),
     #[error("cannot create a client")]
     Client(#[from] ClientError),
