@@ -55,8 +55,8 @@ pub enum BootDiskError {
 
 fn remedy(kind: Guid) -> &'static str {
     if kind == DATA_PARTITION {
-        "the partition has a node's data: write an image that ends where the former one did to the disk, or, if the data \
-         is not needed, zeros over the last MiB of the disk"
+        "the partition has a node's data: write an image that ends where the former one did to the disk, or, if the \
+         data is not needed, zeros over the last MiB of the disk"
     } else {
         "if the partition is not needed, write zeros over the last MiB of the disk"
     }

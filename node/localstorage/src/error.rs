@@ -21,8 +21,8 @@ pub enum NoDataDisk {
     #[error("no data disk{}; attach an empty disk of at least {MINIMUM}", other_disks(foreign))]
     None { foreign: Vec<String> },
     #[error(
-        "disks {} are all candidates for the data disk; leave only one attached, or name one in the configuration, or, if \
-         none is designated yet, give the disk with the node's data the serial number \"data\"",
+        "disks {} are all candidates for the data disk; leave only one attached, or name one in the configuration, \
+         or, if none is designated yet, give the disk with the node's data the serial number \"data\"",
         disks.join(", ")
     )]
     Several { disks: Vec<String> },
@@ -89,7 +89,10 @@ pub enum MountError {
     #[error("cannot check {} again before its use", device.display())]
     Again { device: PathBuf, source: FindError },
     /// The content of the disk has changed since its selection. Nothing was written to the disk.
-    #[error("the content of {} has changed since the disk was selected, nothing was written; select a disk again", device.display())]
+    #[error(
+        "the content of {} has changed since the disk was selected, nothing was written; select a disk again",
+        device.display()
+    )]
     Changed { device: PathBuf },
     #[error("cannot run {} to format {}", program.display(), device.display())]
     Program { program: PathBuf, device: PathBuf, source: RunError },
