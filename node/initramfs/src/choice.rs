@@ -19,8 +19,8 @@ pub enum ChoiceError {
     Repeated,
     /// A disk image was started with the argument.
     #[error(
-        "the kernel command line has {ARGUMENT}=, but a disk image starts its own system only; remove the argument from \
-         the firmware's boot entry or from the SMBIOS strings of the machine"
+        "the kernel command line has {ARGUMENT}=, but a disk image starts its own system only; remove the argument \
+         from the firmware's boot entry or from the SMBIOS strings of the machine"
     )]
     Override,
     /// The disk image selects a system without verification.

@@ -123,7 +123,7 @@ struct ControlledVolumes(Arc<dyn Volumes>);
 
 impl fmt::Debug for ControlledVolumes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Controlled")
+        f.write_str("ControlledVolumes")
     }
 }
 

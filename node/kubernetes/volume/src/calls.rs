@@ -102,10 +102,7 @@ impl VolumeCalls {
                 .buckets(PAUSES.into()),
             )?,
             phases: CounterVec::new(
-                Opts::new(
-                    "granary_pod_pause_phase_seconds_total",
-                    "Total duration of all freezes of pods, by phase.",
-                ),
+                Opts::new("granary_pod_pause_phase_seconds_total", "Total duration of all freezes of pods, by phase."),
                 &["phase"],
             )?,
             changes: watch::Sender::default(),

@@ -195,9 +195,7 @@ pub enum ActError {
     #[error("at most {left} remain")]
     Copying { left: Bytes },
     /// The limit of the source stays raised, so that no write to one of its holes fails.
-    #[error(
-        "volume {volume} is being written, and XFS keeps blocks that it allocated for copy-on-write; try again"
-    )]
+    #[error("volume {volume} is being written, and XFS keeps blocks that it allocated for copy-on-write; try again")]
     Busy { volume: VolumeId },
     #[error("the image has {found} instead of {wanted}")]
     Short { found: Bytes, wanted: Bytes },
