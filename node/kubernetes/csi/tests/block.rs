@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use csi::{Host, Linux, LookRequest, Mode, Publish, Purpose, Shape, Sharing, Step, TargetPath};
 use dir::Dir;
+use frozen::snapshot_of;
 use kubelet::MANY;
 use loopdev::{Attached, BlockSize, Config, Control, Detach, Device, Number, Numbers};
 use machine::{Node, SIZE, mounted, mounts_at};
@@ -29,7 +30,7 @@ use proto::csi::volume_capability::access_mode;
 use proto::csi::volume_usage::Unit;
 use tonic::Code;
 use units::Bytes;
-use volume::{Access, Allocation, Claim, SnapshotRequest, State, Store, VolumeId, Volumes as _};
+use volume::{Access, Allocation, State, Store, VolumeId, Volumes as _};
 
 const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 
@@ -121,15 +122,7 @@ fn is_device(path: &Path) -> bool {
 #[tokio::test]
 async fn a_snapshot_is_not_published() {
     let (mut node, source) = Node::with_block("pvc-1").await;
-    let claim = Claim { uid: "1".to_owned(), namespace: "default".to_owned(), name: "snapshot".to_owned() };
-    let want = SnapshotRequest {
-        claim,
-        owner: volume::Owner::Provisioner,
-        class: "local".to_owned(),
-        source,
-        max_pause: volume::DEFAULT_PAUSE,
-        sharing: volume::Sharing::Temporary,
-    };
+    let want = snapshot_of(source);
     let id: VolumeId = "snapshot-1".parse().expect("an identifier");
     while node.store.take_snapshot(&id, &want).expect("a snapshot").snapshots.state != State::Announced {}
     assert_eq!(node.publish_block("snapshot-1", "device").await, Err(Code::NotFound));

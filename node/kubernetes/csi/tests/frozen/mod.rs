@@ -37,6 +37,13 @@ fn the_writer() {
     Writer::run(|_, _| ());
 }
 
+/// Request for a snapshot of the volume. The members of a group have the same claim.
+pub fn snapshot_of(source: VolumeId) -> SnapshotRequest {
+    let claim = Claim { uid: "1".into(), namespace: "shop".into(), name: "before".into() };
+    let (owner, sharing) = (volume::Owner::Provisioner, volume::Sharing::Temporary);
+    SnapshotRequest { claim, owner, class: "local".into(), source, max_pause: PATIENCE, sharing }
+}
+
 /// Ends the pod, and removes its cgroups, because other tests use the same hierarchy.
 fn end(cgroups: &Path, pod: &Path, writer: Writer) {
     drop(writer);
@@ -67,15 +74,7 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     node.publish(node.kubelet.publish("pvc-1", TARGET, MANY)).await.expect("publish");
 
     let snapshot: VolumeId = "snapshot-1".parse().expect("an identifier");
-    let claim = Claim { uid: "s".into(), namespace: "shop".into(), name: "before".into() };
-    let want = SnapshotRequest {
-        claim,
-        owner: volume::Owner::Provisioner,
-        class: "local".into(),
-        source: volume,
-        max_pause: PATIENCE,
-        sharing: volume::Sharing::Temporary,
-    };
+    let want = snapshot_of(volume);
     // Processes of a pod without a cgroup could start during the last pass.
     let error = node.store.take_snapshot(&snapshot, &want).expect_err("the pod has no cgroup");
     assert!(matches!(error, Error::Act { source: ActError::Pods(_), .. }), "{error:?}");
@@ -179,16 +178,7 @@ async fn a_group_stops_the_pod_that_has_its_devices() {
         let target = format!("{DEVICES}/{volume}/pod-of-devices");
         fs::create_dir_all(node.target(&target).parent().expect("a directory")).expect("directories");
         node.publish(node.kubelet.publish_block(volume, &target, MANY)).await.expect("publish");
-        let claim = Claim { uid: "g".into(), namespace: "shop".into(), name: "both".into() };
-        let want = SnapshotRequest {
-            claim,
-            owner: volume::Owner::Provisioner,
-            class: "local".into(),
-            source,
-            max_pause: PATIENCE,
-            sharing: volume::Sharing::Temporary,
-        };
-        members.insert(format!("group-1-{volume}").parse::<VolumeId>().expect("an identifier"), want);
+        members.insert(format!("group-1-{volume}").parse::<VolumeId>().expect("an identifier"), snapshot_of(source));
     }
     let want = GroupRequest { id: "group-1".parse().expect("an identifier"), members, max_pause: PATIENCE };
     let error = node.store.take_group(&want).expect_err("the pod has no cgroup");
