@@ -102,8 +102,7 @@ fn main() -> ExitCode {
     ]);
     let suite = suite![
         suite;
-        requests::a_deletion_lists_no_pvs,
-        requests::a_claim_costs_two_requests,
+        requests::a_claim_and_its_deletion_cost_two_requests_each,
         requests::a_claim_does_not_wait_for_its_events,
         claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
