@@ -41,42 +41,29 @@ const DELETE: [&str; 4] =
 const RESTORE: [&str; 2] = ["restore on the disk", "PATCH persistentvolumes"];
 const RELEASE: [&str; 3] = ["provision on the disk", "PATCH persistentvolumeclaims", "POST events"];
 
+macro_rules! stories {
+    ($suite:expr; $($case:ident: $story:literal, $disk:ident, $writes:expr, $run:path;)*) => {
+        $suite$(.case(stringify!($case), async |cluster| {
+            everywhere(&cluster, $story, $disk, &$writes, $run).await
+        }))*
+    };
+}
+
 pub fn cases(suite: Suite) -> Suite {
-    suite
-        .case("one_volume_is_created_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "provision", DISK, &PROVISION, provision).await
-        })
-        .case("a_staged_volume_is_undone_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "undo", DISK, &UNDO, undo).await
-        })
-        .case("a_volume_grows_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "expand", DISK, &EXPAND, expand).await
-        })
-        .case("a_volume_is_deleted_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "delete", DISK, &DELETE, delete).await
-        })
-        .case("a_retained_volume_is_restored_wherever_the_process_is_killed", async |cluster| {
-            everywhere(&cluster, "restore", DISK, &RESTORE, restore).await
-        })
-        .case("a_full_node_releases_the_claim_wherever_it_is_killed", async |cluster| {
-            everywhere(&cluster, "release", SMALL_DISK, &RELEASE, release).await
-        })
-        .case("a_snapshot_is_taken_wherever_the_process_is_killed", async |cluster| {
-            SnapshotApi::install(&cluster, NAMESPACE).await?;
-            everywhere(&cluster, "snapshot", DISK, &snapshots::TAKE, snapshots::take).await
-        })
-        .case("a_snapshot_is_removed_wherever_the_process_is_killed", async |cluster| {
-            SnapshotApi::install(&cluster, NAMESPACE).await?;
-            everywhere(&cluster, "removal", DISK, &snapshots::REMOVE, snapshots::remove).await
-        })
-        .case("a_group_is_taken_and_removed_wherever_the_process_is_killed", async |cluster| {
-            SnapshotApi::install(&cluster, NAMESPACE).await?;
-            everywhere(&cluster, "group", DISK, &snapshots::GROUP, snapshots::group).await
-        })
-        .case("a_claim_is_rolled_back_wherever_the_process_is_killed", async |cluster| {
-            SnapshotApi::install(&cluster, NAMESPACE).await?;
-            everywhere(&cluster, "rollback", DISK, &snapshots::ROLL_BACK, snapshots::roll_back).await
-        })
+    stories![
+        suite;
+        one_volume_is_created_wherever_the_process_is_killed: "provision", DISK, PROVISION, provision;
+        a_staged_volume_is_undone_wherever_the_process_is_killed: "undo", DISK, UNDO, undo;
+        a_volume_grows_wherever_the_process_is_killed: "expand", DISK, EXPAND, expand;
+        a_volume_is_deleted_wherever_the_process_is_killed: "delete", DISK, DELETE, delete;
+        a_retained_volume_is_restored_wherever_the_process_is_killed: "restore", DISK, RESTORE, restore;
+        a_full_node_releases_the_claim_wherever_it_is_killed: "release", SMALL_DISK, RELEASE, release;
+        a_snapshot_is_taken_wherever_the_process_is_killed: "snapshot", DISK, snapshots::TAKE, snapshots::take;
+        a_snapshot_is_removed_wherever_the_process_is_killed: "removal", DISK, snapshots::REMOVE, snapshots::remove;
+        a_group_is_taken_and_removed_wherever_the_process_is_killed: "group", DISK, snapshots::GROUP, snapshots::group;
+        a_claim_is_rolled_back_wherever_the_process_is_killed:
+            "rollback", DISK, snapshots::ROLL_BACK, snapshots::roll_back;
+    ]
 }
 
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
@@ -87,6 +74,7 @@ async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
         "reclaimPolicy": "Delete", "allowVolumeExpansion": true,
     });
     create(&Api::<StorageClass>::all(cluster.admin()), class).await?;
+    SnapshotApi::install(cluster, NAMESPACE).await?;
     Ok(())
 }
 
