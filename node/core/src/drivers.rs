@@ -16,7 +16,8 @@ const DIRECTORY: &str = "/usr/lib/modules/drivers";
 pub(crate) fn start() -> Result<(), StepError> {
     // Opened first, so that a device that appears meanwhile is not missed.
     let uevents = Uevents::open().map_err(StepError::of("cannot open the socket for messages about devices"))?;
-    let mut drivers = Drivers::open(DIRECTORY).map_err(StepError::of("cannot read the list of drivers in the image"))?;
+    let mut drivers =
+        Drivers::open(DIRECTORY).map_err(StepError::of("cannot read the list of drivers in the image"))?;
     log(&drivers.load_present(Path::new(BUSES)));
     let follow = move || follow(&uevents, &mut drivers);
     let thread = thread::Builder::new().name("drivers".into()).spawn(follow);

@@ -104,7 +104,8 @@ impl Node {
     /// Saves a node that was booted with [`Origin::Savable`](crate::Origin::Savable) to that directory, and ends the
     /// guest. Nodes with the origin [`Origin::Saved`](crate::Origin::Saved) continue from this state.
     pub async fn save(self) -> Result<(), StepError> {
-        let vm = Arc::into_inner(self.vm).ok_or("another task uses the guest").map_err(StepError::of("save the node"))?;
+        let vm =
+            Arc::into_inner(self.vm).ok_or("another task uses the guest").map_err(StepError::of("save the node"))?;
         let credentials = self.access.kubeconfig;
         let save = move || {
             let saved = vm.save().map_err(StepError::of("save the guest"))?;

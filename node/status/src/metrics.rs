@@ -22,10 +22,8 @@ pub fn metrics(
 fn collectors(services: &[Service]) -> Result<[Box<dyn Collector>; 3], prometheus::Error> {
     let gauge = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["service"]);
     let ready = gauge("granary_service_ready", "Whether a service is ready or has completed: 0 or 1.")?;
-    let restarts = gauge(
-        "granary_service_restarts",
-        "Restarts of a service since the last start of its parent service.",
-    )?;
+    let restarts =
+        gauge("granary_service_restarts", "Restarts of a service since the last start of its parent service.")?;
     let stalled = gauge(
         "granary_service_stalled_seconds",
         "How long a service has made no progress, if that exceeds its deadline, else 0.",

@@ -60,9 +60,7 @@ impl Cgroup {
     pub(crate) fn processes(&self) -> Option<OwnedFd> {
         let path = self.0.join("cgroup.procs");
         let opened = File::options().write(true).open(&path).map(OwnedFd::from);
-        opened
-            .map_err(|error| warn!(cgroup = %self.0.display(), %error, "cannot open the cgroup for processes"))
-            .ok()
+        opened.map_err(|error| warn!(cgroup = %self.0.display(), %error, "cannot open the cgroup for processes")).ok()
     }
 
     /// Moves a process into the group. Later children of the process start in the group too.

@@ -208,7 +208,9 @@ impl Requested {
                 let why = format!("the request was approved, but not signed: {why}");
                 return Err(IdentityError::NotSigned { request, why });
             }
-            Answer::Gone => return Err(IdentityError::NotSigned { request, why: "the request was deleted".to_owned() }),
+            Answer::Gone => {
+                return Err(IdentityError::NotSigned { request, why: "the request was deleted".to_owned() });
+            }
         };
         let lasting = self.keep(Pair { certificate, key }, &request).await?;
         info!(name = self.wanted.name, request, "certificate stored");
