@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn sums_saturate() {
-        assert_eq!([Bytes::KIB, Bytes::MIB].iter().sum::<Bytes>(), Bytes::new(1024 + 1024 * 1024));
+        assert_eq!([Bytes::KIB, Bytes::MIB].into_iter().sum::<Bytes>(), Bytes::new(1024 + 1024 * 1024));
         assert_eq!([Bytes::new(u64::MAX), Bytes::KIB].into_iter().sum::<Bytes>(), Bytes::new(u64::MAX));
     }
 

@@ -1,11 +1,11 @@
-//! Parses sizes and counts.
+//! Parses sizes.
 
 use std::str::FromStr;
 
+use crate::Bytes;
 use crate::bytes::UNITS;
-use crate::{Bytes, Inodes};
 
-/// An invalid size or count.
+/// An invalid size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The text does not begin with a digit.
@@ -37,18 +37,6 @@ impl FromStr for Bytes {
         let (number, unit) = number(text)?;
         let factor = factor(unit).ok_or_else(|| ParseError::Unit { unit: unit.to_owned() })?;
         number.checked_mul(factor).map(Self::new).ok_or_else(|| ParseError::TooLarge { text: text.to_owned() })
-    }
-}
-
-/// Parses a whole number without a unit.
-impl FromStr for Inodes {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        match number(text)? {
-            (number, "") => Ok(Self::new(number)),
-            (_, unit) => Err(ParseError::Unit { unit: unit.to_owned() }),
-        }
     }
 }
 
@@ -107,12 +95,6 @@ mod tests {
         for text in ["16E", "18446744073709551616"] {
             assert_eq!(refused(text), ParseError::TooLarge { text: text.to_owned() });
         }
-    }
-
-    #[test]
-    fn a_count_of_inodes_has_no_unit() {
-        assert_eq!("512".parse(), Ok(Inodes::new(512)));
-        assert_eq!("512K".parse::<Inodes>(), Err(ParseError::Unit { unit: "K".to_owned() }));
     }
 
     proptest! {

@@ -50,12 +50,6 @@ macro_rules! quantity {
                 numbers.fold(Self::ZERO, Self::saturating_add)
             }
         }
-
-        impl<'a> std::iter::Sum<&'a Self> for $name {
-            fn sum<I: Iterator<Item = &'a Self>>(numbers: I) -> Self {
-                numbers.copied().sum()
-            }
-        }
     };
 }
 
