@@ -138,11 +138,8 @@ def kernel_test(
         name,
         srcs = [],
         crate_root = None,
-        deps = None,
         dev_deps = [],
         crates = None,
-        data = [],
-        rustc_env = {},
         computes = False,
         **kwargs):
     """A file of tests that run in a VM: a rust_test and its ktest. A macro.
@@ -154,11 +151,8 @@ def kernel_test(
         name: name of the test, STEM_ktest.
         srcs: sources beside tests/STEM.rs and tests/STEM/; all of them if there is a `crate_root`.
         crate_root: the crate's root; tests/STEM.rs or tests/STEM/main.rs if omitted.
-        deps: as for `rust_test`.
         dev_deps: as for `rust_test`.
         crates: the package with the Cargo.toml, if it is not this one.
-        data: files that the sources include.
-        rustc_env: as for every rust_test.
         computes: whether the program itself computes for long in emulation, and is optimized for that. Others mostly wait
             for the kernel; the crates that they test are optimized.
         **kwargs: attributes of `ktest`: disks, modules, drivers, tools, memory and so on.
@@ -168,16 +162,13 @@ def kernel_test(
         name = name + "_program",
         testonly = True,
         srcs = srcs,
-        compile_data = data,
         crate_root = crate_root,
         dev_deps = dev_deps + [Label("//test/ktest/support")],
         package = crates,
-        rustc_env = rustc_env,
         rustc_flags = ["-Copt-level=%s" % ("s" if computes else "0")],
         # Not on the host.
         tags = ["manual"],
         visibility = ["//visibility:private"],
-        deps = deps,
     )
     ktest(name = name, test = ":%s_program" % name, **kwargs)
 
