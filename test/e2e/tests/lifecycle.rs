@@ -251,7 +251,7 @@ fn a_start_that_fails_says_why_and_leaves_no_process() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
     for (option, text) in [
-        (format!("--forward={port}:30080"), "choose another with --forward"),
+        (format!("--forward={port}:30080"), "choose another port with --forward"),
         ("--data-size=512M".to_owned(), "a data disk of 512 MiB is too small; choose at least 1 GiB with --data-size"),
         ("--config=/nowhere/node.json".to_owned(), "cannot read the configuration /nowhere/node.json"),
     ] {
@@ -284,7 +284,7 @@ fn a_killed_network_is_reported_and_the_nodes_shut_down() {
     launched.kill(&launched.network());
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    for text in ["error: the network between the nodes is gone", "signal: 9 (SIGKILL)", "The nodes are down.\n"] {
+    for text in ["error: the network between the nodes failed", "signal: 9 (SIGKILL)", "The nodes are down.\n"] {
         assert!(ended.text.contains(text), "no {text:?} in {}", ended.text);
     }
 }
