@@ -1,5 +1,5 @@
-//! Names, ports, addresses and settings that several components of a node use, so that no component depends on another
-//! one for them.
+//! Names, ports, addresses, settings and rates that several components of a node use, so that no component depends on
+//! another one for them.
 #![forbid(unsafe_code)]
 
 pub mod address;
@@ -11,6 +11,7 @@ pub mod claim;
 mod domain;
 mod overcommit;
 pub mod quantity;
+mod rate_limiter;
 mod registry;
 mod settings;
 pub mod snapshot;
@@ -22,6 +23,7 @@ pub use ca_digest::{CaDigest, DigestError};
 pub use card::{Card, CardError};
 pub use domain::{ClusterDomain, DomainError, is_label};
 pub use overcommit::{Overcommit, OvercommitError};
+pub use rate_limiter::{Rate, RateLimiter};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
 };
@@ -93,3 +95,7 @@ pub const IMAGE_ARCHIVE_PREFIX: &str = "image-";
 
 /// Prefix length of the part of the pod network that a node gets.
 pub const NODE_PREFIX: u8 = 24;
+
+/// Limit of the events of a namespace. etcd keeps events for an hour. A pod that is created, scheduled and started causes
+/// about six.
+pub const EVENT_RATE: Rate = Rate { burst: 2000, per_second: 20 };

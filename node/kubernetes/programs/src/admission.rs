@@ -1,6 +1,6 @@
 //! The configuration of the API server's admission plugins.
 
-use cluster::PodSecurity;
+use cluster::{EVENT_RATE, PodSecurity};
 use serde_json::json;
 
 /// Plugins that are not on by default. With NodeRestriction, a kubelet changes only its own Node and the pods on it.
@@ -9,11 +9,6 @@ pub(crate) const PLUGINS: &str = "NodeRestriction,DenyServiceExternalIPs,EventRa
 
 /// Namespace that Pod Security does not limit: the node's add-ons run here, and no tenant has a role in it.
 const EXEMPT: &str = "kube-system";
-
-/// Limit of core events per namespace: a burst, and a rate per second. etcd keeps events for an hour. A pod that is
-/// created, scheduled and started causes about six.
-const EVENTS_AT_ONCE: u32 = 2000;
-const EVENTS_PER_SECOND: u32 = 20;
 
 /// The AdmissionConfiguration. Labels of a namespace override the defaults of Pod Security.
 pub(crate) fn configuration(level: PodSecurity) -> String {
@@ -37,7 +32,7 @@ pub(crate) fn configuration(level: PodSecurity) -> String {
             {"name": "EventRateLimit", "configuration": {
                 "apiVersion": "eventratelimit.admission.k8s.io/v1alpha1",
                 "kind": "Configuration",
-                "limits": [{"type": "Namespace", "qps": EVENTS_PER_SECOND, "burst": EVENTS_AT_ONCE}],
+                "limits": [{"type": "Namespace", "qps": EVENT_RATE.per_second, "burst": EVENT_RATE.burst}],
             }},
         ],
     })

@@ -2,10 +2,11 @@
 //! of success wait for the work of other passes: in a burst of claims, the API server limits the speed, and each
 //! request delays the PVs behind it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cluster::{EVENT_RATE, RateLimiter};
 use futures::StreamExt as _;
 use futures::future::OptionFuture;
 use futures::stream::FuturesUnordered;
@@ -30,13 +31,6 @@ const POSTPONED: usize = CAPACITY / 2;
 /// claim during a longer burst gets its event after this time.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Rate limit of the events of a namespace: this many at once, then one in each interval, like the limit of the API
-/// server's `EventRateLimit` for other components. That plugin does not limit events of the group `events.k8s.io`, and
-/// the recorder keeps each series for minutes. Events of success do not count, because the reported work limits their
-/// number.
-const AT_ONCE: u32 = 2000;
-const INTERVAL: Duration = Duration::from_millis(50);
-
 /// Requests at once, so that a slow one does not delay the others.
 const PARALLEL: usize = 4;
 
@@ -50,14 +44,14 @@ pub(crate) struct QueuedEvent {
     pub(crate) due: Instant,
 }
 
-/// Time at which each namespace may have all events at once again. A namespace without an entry may have them now.
-#[derive(Debug, Default)]
-struct Rates(BTreeMap<String, Instant>);
-
-#[derive(Default)]
 pub(crate) struct EventQueue {
     waiting: Mutex<Waiting>,
-    rates: Mutex<Rates>,
+    /// Limit of events, like that of the API server's `EventRateLimit` for other components. That plugin does not limit
+    /// events of the group `events.k8s.io`, and the recorder keeps each series for minutes. Events of success do not
+    /// count: the reported work limits their number.
+    namespaces: Mutex<RateLimiter>,
+    /// Start of the time of `namespaces`.
+    start: Instant,
     changed: Notify,
     metrics: Metrics,
 }
@@ -76,7 +70,13 @@ pub(crate) struct PendingWrite<'a>(&'a EventQueue);
 
 impl EventQueue {
     pub(crate) fn new(metrics: Metrics) -> Self {
-        Self { metrics, ..Self::default() }
+        Self {
+            waiting: Mutex::default(),
+            namespaces: Mutex::new(RateLimiter::new(EVENT_RATE)),
+            start: Instant::now(),
+            changed: Notify::new(),
+            metrics,
+        }
     }
 
     /// Drops the event if its namespace has too many. If the queue is full, drops an older event of the same series, or
@@ -85,7 +85,7 @@ impl EventQueue {
         let now = Instant::now();
         if let Some(namespace) = &event.regarding.namespace
             && event.due <= now
-            && !self.rates.lock().unwrap_or_else(PoisonError::into_inner).may_have_event(namespace, now)
+            && !self.namespaces.lock().unwrap_or_else(PoisonError::into_inner).take(namespace, 0, self.start.elapsed())
         {
             self.metrics.event_dropped();
             debug!(reason = event.event.reason, namespace, "too many events of the namespace, event dropped");
@@ -155,19 +155,6 @@ impl Drop for PendingWrite<'_> {
     fn drop(&mut self) {
         self.0.waiting().writes -= 1;
         self.0.changed.notify_one();
-    }
-}
-
-impl Rates {
-    /// Returns whether the namespace may have the event, and counts it then.
-    fn may_have_event(&mut self, namespace: &str, now: Instant) -> bool {
-        self.0.retain(|_, full| *full > now);
-        let full = self.0.get(namespace).copied().unwrap_or(now) + INTERVAL;
-        if full > now + INTERVAL * AT_ONCE {
-            return false;
-        }
-        self.0.insert(namespace.to_owned(), full);
-        true
     }
 }
 
@@ -257,7 +244,7 @@ mod tests {
 
     #[test]
     fn events_are_sent_in_their_order() {
-        let queue = EventQueue::default();
+        let queue = EventQueue::new(Metrics::default());
         for note in 0..3 {
             queue.add(event("same", note));
         }
@@ -266,7 +253,7 @@ mod tests {
 
     #[test]
     fn without_a_write_an_event_goes_at_once() {
-        let queue = EventQueue::default();
+        let queue = EventQueue::new(Metrics::default());
         drop(queue.begin_write());
         queue.add(success("claim", 0));
         assert!(queue.next().is_some());
@@ -274,7 +261,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_event_of_success_goes_when_the_last_write_ends() {
-        let (queue, start) = (EventQueue::default(), Instant::now());
+        let (queue, start) = (EventQueue::new(Metrics::default()), Instant::now());
         let writes = [1, 2].map(|seconds| (queue.begin_write(), Duration::from_secs(seconds)));
         queue.add(success("claim", 0));
         let work = async {
@@ -293,7 +280,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_event_of_success_waits_at_most_for_the_bound() {
-        let (queue, start) = (EventQueue::default(), Instant::now());
+        let (queue, start) = (EventQueue::new(Metrics::default()), Instant::now());
         let _write = queue.begin_write();
         queue.add(success("claim", 0));
         advance(LONGEST_WAIT / 2).await;
@@ -306,7 +293,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn other_events_pass_and_stay_behind_the_events_of_their_object() {
-        let queue = EventQueue::default();
+        let queue = EventQueue::new(Metrics::default());
         let _write = queue.begin_write();
         queue.add(success("first", 0));
         queue.add(success("second", 0));
@@ -322,23 +309,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn in_a_long_burst_the_oldest_events_go_before_the_queue_is_full() {
-        let queue = EventQueue::default();
+        let queue = EventQueue::new(Metrics::default());
         let _write = queue.begin_write();
         for number in 0..POSTPONED + 2 {
             queue.add(success(&number.to_string(), 0));
         }
         assert_eq!(all(&queue).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), ["0", "1"]);
-    }
-
-    #[test]
-    fn a_namespace_has_a_limited_rate_of_events() {
-        let (mut rates, now) = (Rates::default(), Instant::now());
-        let mut sent =
-            |namespace: &str, at: Instant| (0..2 * AT_ONCE).filter(|_| rates.may_have_event(namespace, at)).count();
-        let most = usize::try_from(AT_ONCE).unwrap();
-        assert_eq!([sent("one", now), sent("one", now), sent("two", now)], [most, 0, most]);
-        assert_eq!(sent("one", now + INTERVAL * 3), 3);
-        assert_eq!(sent("one", now + INTERVAL * (AT_ONCE + 3)), most);
     }
 
     /// Regression: each value that a user wrote into an annotation caused an event of a new series.
@@ -352,7 +328,7 @@ mod tests {
             queue.add(event);
             queue.next().is_some()
         };
-        let all = 2 * usize::try_from(AT_ONCE).unwrap();
+        let all = 2 * usize::try_from(EVENT_RATE.burst).unwrap();
         let sent = (0..all).filter(|note| is_sent(*note, Some("shop"))).count();
         assert!(sent >= all / 2 && sent < all, "{sent}");
         assert_eq!(usize::try_from(metrics.events_dropped()).unwrap(), all - sent);
