@@ -8,7 +8,7 @@ use std::path::Path;
 use std::{panic, thread};
 
 use nix::fcntl::OFlag;
-use nodelog::{Origin, Rate, Record, Sink, StartError, Stream};
+use nodelog::{Origin, Record, Sink, SourceLimit, StartError, Stream};
 use status::{Recent, Severity};
 use tracing::Level;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -35,7 +35,7 @@ pub fn start(programs: Level) -> Result<(Stream, Recent, DiskHealth), StartError
     let recent = Recent::default();
     let warnings = Warnings { recent: recent.clone(), programs };
     let disk_health = DiskHealth::default();
-    let stream = Stream::start(vec![Box::new(warnings), Box::new(disk_health.clone())], Rate::default())?;
+    let stream = Stream::start(vec![Box::new(warnings), Box::new(disk_health.clone())], SourceLimit::default())?;
     stream.show(programs, consoles())?;
     if tracing_subscriber::registry().with(stream.layer()).with(filter).try_init().is_ok() {
         log_panics(stream.clone());
@@ -130,7 +130,7 @@ mod tests {
     fn a_panic_is_in_the_log_with_thread_text_and_place() {
         let recent = Recent::default();
         let warnings = Warnings { recent: recent.clone(), programs: Level::ERROR };
-        let stream = Stream::start(vec![Box::new(warnings)], Rate::default()).unwrap();
+        let stream = Stream::start(vec![Box::new(warnings)], SourceLimit::default()).unwrap();
         let usual = panic::take_hook();
         log_panics(stream);
         let ended =

@@ -134,10 +134,12 @@ mod tests {
     use std::io;
     use std::sync::Arc;
 
+    use cluster::Rate;
+
     use super::*;
     use crate::fake_sink::FakeSink;
+    use crate::limiter::SourceLimit;
     use crate::metrics::Reason;
-    use crate::rate::Rate;
     use crate::stream::Stream;
 
     const LIMIT: Duration = Duration::from_secs(60);
@@ -145,7 +147,8 @@ mod tests {
     /// More than twice the capacity of the queue, because the thread may take the queue when it is nearly full.
     const MANY: u64 = 20_000;
 
-    const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
+    const ALL: SourceLimit =
+        SourceLimit { rate: Rate { burst: u32::MAX, per_second: 1000 }, window: Duration::from_secs(10) };
 
     /// A terminal that can block writes. Clones share it.
     #[derive(Clone, Default)]

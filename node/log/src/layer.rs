@@ -122,11 +122,11 @@ mod tests {
 
     use super::*;
     use crate::fake_sink::FakeSink;
-    use crate::rate::Rate;
+    use crate::limiter::SourceLimit;
 
     fn said(speak: impl FnOnce()) -> Vec<Record> {
         let kept = FakeSink::default();
-        let stream = Stream::start(vec![Box::new(kept.clone())], Rate::default()).unwrap();
+        let stream = Stream::start(vec![Box::new(kept.clone())], SourceLimit::default()).unwrap();
         tracing::subscriber::with_default(tracing_subscriber::registry().with(stream.layer()), speak);
         stream.close(std::time::Duration::ZERO);
         kept.records()

@@ -10,7 +10,8 @@
 //! Guarantees of [`Stream`]:
 //!
 //! - Records are redacted ([`redact`]) before any output: no sink receives text that looks like a secret.
-//! - A source that exceeds its [`Rate`] is suppressed for a while, and the number of suppressed records is reported.
+//! - A source that exceeds its [`SourceLimit`] is suppressed for a while, and the number of suppressed records is
+//!   reported.
 //! - Logging never waits for the disk. Up to 2 MiB of records are queued until the disk is available; further ones are
 //!   dropped, counted and reported.
 //! - Logging never waits for the console, whose queue has 64 KiB: Ctrl-S on the terminal does not block the node.
@@ -29,9 +30,9 @@ mod files;
 mod kernel;
 mod kmsg;
 mod layer;
+mod limiter;
 mod metrics;
 mod queue;
-mod rate;
 mod record;
 mod redact;
 mod stream;
@@ -40,8 +41,8 @@ mod writer;
 pub use clip::clip;
 pub use files::Bounds;
 pub use layer::Layer;
+pub use limiter::SourceLimit;
 pub use metrics::Metrics;
-pub use rate::Rate;
 pub use record::{Field, Origin, Record};
 pub use redact::{REDACTED, Redactor, redact};
 pub use stream::{Sink, StartError, Stream};

@@ -14,9 +14,9 @@ use crate::console::{self, Console};
 use crate::files::Bounds;
 use crate::kernel;
 use crate::layer::Layer;
+use crate::limiter::{Limiter, SourceLimit};
 use crate::metrics::{Metrics, Reason};
 use crate::queue::{Dropped, Queue};
-use crate::rate::{Limiter, Rate};
 use crate::record::{Origin, Record, escape, uptime};
 use crate::redact::redact;
 use crate::writer;
@@ -37,10 +37,10 @@ pub enum StartError {
 /// The log. Clones share it.
 ///
 /// ```
-/// use nodelog::{Origin, Rate, Record, Stream};
+/// use nodelog::{Origin, Record, SourceLimit, Stream};
 /// use tracing::Level;
 ///
-/// let stream = Stream::start(Vec::new(), Rate::default())?;
+/// let stream = Stream::start(Vec::new(), SourceLimit::default())?;
 /// stream.log(Record::now(Level::INFO, Origin::Program("etcd".into()), "ready"));
 /// # Ok::<(), nodelog::StartError>(())
 /// ```
@@ -59,13 +59,13 @@ pub(crate) struct Shared {
 }
 
 impl Stream {
-    /// Starts the stream with these sinks and a rate limit per source.
-    pub fn start(sinks: Vec<Box<dyn Sink>>, rate: Rate) -> Result<Self, StartError> {
+    /// Starts the stream with these sinks and a limit for each source.
+    pub fn start(sinks: Vec<Box<dyn Sink>>, limit: SourceLimit) -> Result<Self, StartError> {
         let (runs, running) = mpsc::sync_channel::<()>(0);
         let shared = Arc::new(Shared {
             sinks,
             consoles: OnceLock::new(),
-            limiter: Mutex::new(Limiter::new(rate)),
+            limiter: Mutex::new(Limiter::new(limit)),
             queue: Queue::default(),
             metrics: Metrics::new()?,
             running: Mutex::new(Some(running)),
@@ -79,7 +79,7 @@ impl Stream {
         Ok(Self(shared))
     }
 
-    /// Logs a record, unless its source exceeds its rate.
+    /// Logs a record, unless its source exceeds its limit.
     pub fn log(&self, record: Record) {
         self.0.log(record);
     }
@@ -214,6 +214,7 @@ impl Shared {
 mod tests {
     use std::fs;
 
+    use cluster::Rate;
     use proptest::prelude::*;
     use units::Bytes;
 
@@ -226,9 +227,9 @@ mod tests {
         kept.records().into_iter().map(|record| record.message).collect()
     }
 
-    fn stream(rate: Rate) -> (Stream, FakeSink) {
+    fn stream(limit: SourceLimit) -> (Stream, FakeSink) {
         let kept = FakeSink::default();
-        (Stream::start(vec![Box::new(kept.clone())], rate).unwrap(), kept)
+        (Stream::start(vec![Box::new(kept.clone())], limit).unwrap(), kept)
     }
 
     fn said(message: &str) -> Record {
@@ -240,7 +241,7 @@ mod tests {
     #[test]
     fn records_before_the_disk_is_mounted_are_written_later() {
         let scratch = tempfile::tempdir().unwrap();
-        let (stream, _) = stream(Rate::default());
+        let (stream, _) = stream(SourceLimit::default());
         stream.log(said("early"));
         stream.keep(scratch.path(), Bounds::within(Bytes::MIB));
         stream.log(said("late"));
@@ -262,7 +263,7 @@ mod tests {
     fn lines_behind_a_failed_write_are_written_at_the_end() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = scratch.path().join("log");
-        let (stream, kept) = stream(Rate::default());
+        let (stream, kept) = stream(SourceLimit::default());
         stream.keep(&directory, Bounds::within(Bytes::MIB));
         stream.log(said("first"));
         let end = Instant::now() + LIMIT;
@@ -280,7 +281,7 @@ mod tests {
 
     #[test]
     fn close_does_not_wait_without_a_disk() {
-        let (stream, kept) = stream(Rate::default());
+        let (stream, kept) = stream(SourceLimit::default());
         stream.log(said("x"));
         assert!(stream.close(LIMIT));
         assert_eq!(messages(&kept), ["x"]);
@@ -288,7 +289,8 @@ mod tests {
 
     #[test]
     fn a_source_above_its_rate_is_suppressed_and_reported() {
-        let (stream, kept) = stream(Rate { burst: 8, per_second: 0, window: Duration::ZERO });
+        let rate = Rate { burst: 8, per_second: 0 };
+        let (stream, kept) = stream(SourceLimit { rate, window: Duration::ZERO });
         for number in 0..100 {
             stream.log(said(&number.to_string()));
         }
@@ -310,7 +312,7 @@ mod tests {
         #[test]
         fn sinks_and_files_contain_no_secrets(before in ".{0,30}", secret in "eyJ[A-Za-z0-9]{20}\\.[A-Za-z0-9]{30}") {
             let scratch = tempfile::tempdir().unwrap();
-            let (stream, kept) = stream(Rate::default());
+            let (stream, kept) = stream(SourceLimit::default());
             stream.keep(scratch.path(), Bounds::within(Bytes::MIB));
             let text = format!("{before}{secret}");
             let field: Field = ("error".into(), text.clone());

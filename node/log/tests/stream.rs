@@ -7,17 +7,19 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cluster::Rate;
 use fsquota::{Allocator, Limits};
 use ktest_support::{Disk, XfsDisk, cut};
 use nix::fcntl::{FallocateFlags, fallocate};
-use nodelog::{Bounds, Origin, Rate, Record, Sink, Stream};
+use nodelog::{Bounds, Origin, Record, Sink, SourceLimit, Stream};
 use prometheus::Registry;
 use tracing::Level;
 use units::{Bytes, Inodes};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
+const ALL: SourceLimit =
+    SourceLimit { rate: Rate { burst: u32::MAX, per_second: 1000 }, window: Duration::from_secs(10) };
 
 #[derive(Clone, Default)]
 struct FakeSink(Arc<Mutex<Vec<Record>>>);

@@ -1,0 +1,142 @@
+//! Rate limits of log sources. No I/O: the caller passes the time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cluster::{Rate, RateLimiter};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceLimit {
+    /// Lines. The last quarter of the burst is reserved for warnings and errors.
+    pub rate: Rate,
+    /// Time after which suppressed lines are reported.
+    pub window: Duration,
+}
+
+impl Default for SourceLimit {
+    /// A boot may produce many lines at once: the kernel a thousand. A source that uses the full rate fills the log's
+    /// part of the disk (40 MiB on a disk of 8 GiB) in some hours and replaces older lines.
+    fn default() -> Self {
+        Self { rate: Rate { burst: 2000, per_second: 20 }, window: Duration::from_secs(10) }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    limit: SourceLimit,
+    lines: RateLimiter,
+    /// For each source, the number of suppressed lines that were not reported yet, and the time of the first.
+    suppressed: BTreeMap<String, Option<(u64, Duration)>>,
+}
+
+/// Maximum number of sources. Names come from this program. More names are a bug, and share a bucket.
+const MOST: usize = 200;
+const OTHERS: &str = "others";
+
+impl Limiter {
+    pub(crate) fn new(limit: SourceLimit) -> Self {
+        Self { limit, lines: RateLimiter::new(limit.rate), suppressed: BTreeMap::new() }
+    }
+
+    pub(crate) fn take(&mut self, name: &str, now: Duration, is_urgent: bool) -> bool {
+        let name = if self.suppressed.contains_key(name) || self.suppressed.len() < MOST { name } else { OTHERS };
+        let suppressed = self.suppressed.entry(name.to_owned()).or_default();
+        let reserve = if is_urgent { 0 } else { self.limit.rate.burst / 4 };
+        let may = self.lines.take(name, reserve, now);
+        if !may {
+            suppressed.get_or_insert((0, now)).0 += 1;
+        }
+        may
+    }
+
+    /// Sources with their numbers of suppressed lines, once the window is over.
+    pub(crate) fn report(&mut self, now: Duration) -> Vec<(String, u64)> {
+        let window = self.limit.window;
+        let reported = |(name, suppressed): (&String, &mut Option<(u64, Duration)>)| {
+            let (count, _) = suppressed.take_if(|(_, since)| now.saturating_sub(*since) >= window)?;
+            Some((name.clone(), count))
+        };
+        self.suppressed.iter_mut().filter_map(reported).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMIT: SourceLimit = SourceLimit { rate: Rate { burst: 8, per_second: 2 }, window: Duration::from_secs(10) };
+
+    fn said(limiter: &mut Limiter, lines: usize, at: Duration, is_urgent: bool) -> usize {
+        (0..lines).filter(|_| limiter.take("kubelet", at, is_urgent)).count()
+    }
+
+    fn reported(limiter: &mut Limiter, at: Duration) -> Option<u64> {
+        limiter.report(at).pop().map(|(_, count)| count)
+    }
+
+    #[test]
+    fn the_last_quarter_is_reserved_for_urgent_lines() {
+        let mut limiter = Limiter::new(LIMIT);
+        assert_eq!(said(&mut limiter, 20, Duration::ZERO, false), 6);
+        assert_eq!(said(&mut limiter, 20, Duration::ZERO, true), 2);
+        assert_eq!(said(&mut limiter, 20, Duration::from_secs(1), true), 2);
+    }
+
+    #[test]
+    fn suppressed_lines_are_reported_once_after_the_window() {
+        let mut limiter = Limiter::new(LIMIT);
+        said(&mut limiter, 20, Duration::ZERO, true);
+        assert_eq!(reported(&mut limiter, Duration::from_secs(9)), None);
+        assert_eq!(reported(&mut limiter, Duration::from_secs(10)), Some(12));
+        assert_eq!(reported(&mut limiter, Duration::from_secs(99)), None);
+    }
+
+    #[test]
+    fn sources_have_separate_limits() {
+        let mut limiter = Limiter::new(LIMIT);
+        assert_eq!(said(&mut limiter, 99, Duration::ZERO, true), 8);
+        assert!(limiter.take("etcd", Duration::ZERO, true));
+        assert_eq!(limiter.report(LIMIT.window), [("kubelet".to_owned(), 91)]);
+    }
+
+    #[test]
+    fn the_number_of_sources_is_limited() {
+        let mut limiter = Limiter::new(LIMIT);
+        for name in 0..10_000 {
+            limiter.take(&name.to_string(), Duration::ZERO, true);
+        }
+        assert!(limiter.suppressed.len() <= MOST + 1);
+    }
+
+    proptest! {
+        #[test]
+        fn the_rate_and_the_burst_are_never_exceeded(
+            steps in prop::collection::vec((0_u64..3000, 0_usize..12, any::<bool>()), 1..60),
+        ) {
+            let mut limiter = Limiter::new(LIMIT);
+            let (mut now, mut passed, mut asked, mut suppressed) = (Duration::ZERO, 0, 0, 0);
+            for (wait, lines, is_urgent) in steps {
+                now += Duration::from_millis(wait);
+                asked += lines as u64;
+                passed += said(&mut limiter, lines, now, is_urgent) as u64;
+                suppressed += reported(&mut limiter, now).unwrap_or(0);
+                let Rate { burst, per_second } = LIMIT.rate;
+                let most = u64::from(burst) + u64::from(per_second) * now.as_millis() as u64 / 1000;
+                prop_assert!(passed <= most, "{passed} > {most}");
+            }
+            suppressed += reported(&mut limiter, now + LIMIT.window).unwrap_or(0);
+            prop_assert_eq!(passed + suppressed, asked);
+        }
+
+        #[test]
+        fn any_clock_is_accepted(times in prop::collection::vec(any::<u64>(), 1..20), rate in any::<(u32, u32)>()) {
+            let mut limiter = Limiter::new(SourceLimit { rate: Rate { burst: rate.0, per_second: rate.1 }, ..LIMIT });
+            for at in times {
+                said(&mut limiter, 1, Duration::from_millis(at), true);
+                reported(&mut limiter, Duration::from_secs(at));
+            }
+        }
+    }
+}
