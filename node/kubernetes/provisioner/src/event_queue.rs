@@ -42,13 +42,22 @@ pub(crate) struct QueuedEvent {
     pub(crate) regarding: ObjectReference,
     /// End of the event's wait for writes.
     pub(crate) due: Instant,
+    pub(crate) limit: EventLimit,
+}
+
+/// Limit of the number of events of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventLimit {
+    /// The reported work limits the number: the queue does not count the event.
+    Work,
+    /// [`EVENT_RATE`] of the namespace.
+    Namespace,
 }
 
 pub(crate) struct EventQueue {
     waiting: Mutex<Waiting>,
-    /// Limit of events, like that of the API server's `EventRateLimit` for other components. That plugin does not limit
-    /// events of the group `events.k8s.io`, and the recorder keeps each series for minutes. Events of success do not
-    /// count: the reported work limits their number.
+    /// [`EventLimit::Namespace`], like the limit of the API server's `EventRateLimit` for other components. That plugin
+    /// does not limit events of the group `events.k8s.io`, and the recorder keeps each series for minutes.
     namespaces: Mutex<RateLimiter>,
     /// Start of the time of `namespaces`.
     start: Instant,
@@ -82,9 +91,8 @@ impl EventQueue {
     /// Drops the event if its namespace has too many. If the queue is full, drops an older event of the same series, or
     /// else the oldest one.
     pub(crate) fn add(&self, event: QueuedEvent) {
-        let now = Instant::now();
         if let Some(namespace) = &event.regarding.namespace
-            && event.due <= now
+            && event.limit == EventLimit::Namespace
             && !self.namespaces.lock().unwrap_or_else(PoisonError::into_inner).take(namespace, 0, self.start.elapsed())
         {
             self.metrics.event_dropped();
@@ -217,11 +225,11 @@ mod tests {
             secondary: None,
         };
         let regarding = ObjectReference { name: Some(name.to_owned()), ..ObjectReference::default() };
-        QueuedEvent { event, regarding, due: Instant::now() }
+        QueuedEvent { event, regarding, due: Instant::now(), limit: EventLimit::Namespace }
     }
 
     fn success(name: &str, note: usize) -> QueuedEvent {
-        QueuedEvent { due: Instant::now() + LONGEST_WAIT, ..event(name, note) }
+        QueuedEvent { due: Instant::now() + LONGEST_WAIT, limit: EventLimit::Work, ..event(name, note) }
     }
 
     fn text(event: QueuedEvent) -> (String, String) {
@@ -334,6 +342,23 @@ mod tests {
         assert_eq!(usize::try_from(metrics.events_dropped()).unwrap(), all - sent);
         // Events of the Node and of another namespace are not limited by this namespace.
         assert!(is_sent(all, None) && is_sent(all, Some("other")));
+    }
+
+    #[test]
+    fn the_limit_of_events_does_not_depend_on_their_wait() {
+        let queue = EventQueue::new(Metrics::default());
+        let all = 2 * usize::try_from(EVENT_RATE.burst).unwrap();
+        let sent = |limit: EventLimit, wait: Duration| {
+            let is_sent = |note: &usize| {
+                let mut event = QueuedEvent { due: Instant::now() + wait, limit, ..event("data", *note) };
+                event.regarding.namespace = Some("shop".to_owned());
+                queue.add(event);
+                queue.next().is_some()
+            };
+            (0..all).filter(is_sent).count()
+        };
+        assert_eq!(sent(EventLimit::Work, Duration::ZERO), all);
+        assert!(sent(EventLimit::Namespace, LONGEST_WAIT) < all);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use volume::{DRIVER_NAME, DiskFault, Drifted, IoLimits, Mode, Record, VolumeId};
 
 use crate::Metrics;
 use crate::error::Error;
-use crate::event_queue::{EventQueue, LONGEST_WAIT, QueuedEvent};
+use crate::event_queue::{EventLimit, EventQueue, LONGEST_WAIT, QueuedEvent};
 use crate::group::object::{GroupContent, GroupVersion};
 use crate::notice::Pod;
 use crate::quantity;
@@ -89,17 +89,17 @@ reasons! {
 }
 
 impl Reason {
-    /// Longest wait for the writes of other passes. Only events of success wait: the other ones announce work, or
-    /// report a failure that may need a user.
-    const fn longest_wait(self) -> Duration {
+    /// Longest wait for the writes of other passes, and limit of the number. Only events of success wait: the other
+    /// ones announce work, or report a failure that may need a user.
+    const fn wait_and_limit(self) -> (Duration, EventLimit) {
         match self {
             Self::Provisioned
             | Self::Resized
             | Self::Modified
             | Self::RolledBack
             | Self::SnapshotTaken
-            | Self::GroupTaken => LONGEST_WAIT,
-            _ => Duration::ZERO,
+            | Self::GroupTaken => (LONGEST_WAIT, EventLimit::Work),
+            _ => (Duration::ZERO, EventLimit::Namespace),
         }
     }
 }
@@ -465,7 +465,8 @@ impl Events {
             action: action.to_owned(),
             secondary,
         };
-        self.queue.add(QueuedEvent { event, regarding, due: Instant::now() + reason.longest_wait() });
+        let (wait, limit) = reason.wait_and_limit();
+        self.queue.add(QueuedEvent { event, regarding, due: Instant::now() + wait, limit });
     }
 
     /// Sends an event. A failure is only logged: the operation does not depend on its event.
@@ -536,7 +537,7 @@ mod tests {
         }
         let (_, waiting) = section.split_once("\nEvents of success (").expect("the events that wait");
         let (waiting, _) = waiting.split_once(')').expect("the end of the list");
-        let postponed = Reason::ALL.iter().filter(|reason| reason.longest_wait() > Duration::ZERO);
+        let postponed = Reason::ALL.iter().filter(|reason| reason.wait_and_limit().0 > Duration::ZERO);
         let described: BTreeSet<&str> = waiting.split('`').skip(1).step_by(2).collect();
         assert_eq!(described, postponed.map(|reason| reason.name()).collect());
     }
