@@ -526,6 +526,12 @@ impl Volumes for FakeVolumes {
         Ok(Records { readable: self.disk().records.clone(), unreadable: BTreeMap::new() })
     }
 
+    fn rollbacks(&self, volume: &VolumeId) -> Vec<VolumeId> {
+        let disk = self.disk();
+        let is_of_volume = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *volume);
+        disk.records.iter().filter(|(_, record)| is_of_volume(record)).map(|(id, _)| id.clone()).collect()
+    }
+
     fn strays(&self) -> Result<Strays, ListError> {
         Ok(Strays::default())
     }

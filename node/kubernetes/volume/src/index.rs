@@ -111,6 +111,14 @@ impl Index {
         self.copies(id).any(|(copy, entry)| entry.is_thin_snapshot() && ended != Some(copy))
     }
 
+    /// Snapshots of the volume's rollbacks that have not ended.
+    pub(crate) fn rollbacks(&self, volume: &VolumeId) -> Vec<VolumeId> {
+        let is_of_volume = |entry: &Entry| {
+            entry.record().and_then(Record::rollback).is_some_and(|rollback| rollback.volume == *volume)
+        };
+        self.volumes.iter().filter(|(_, entry)| is_of_volume(entry)).map(|(id, _)| id.clone()).collect()
+    }
+
     fn copies<'a>(&'a self, id: &VolumeId) -> impl Iterator<Item = (&'a VolumeId, &'a Entry)> {
         let of_volume = self.clones.iter().filter(move |(_, cloning)| cloning.source == *id);
         of_volume.filter_map(move |(copy, _)| Some((copy, self.volumes.get(copy)?)))
@@ -130,5 +138,40 @@ impl Index {
         self.flushes.remove(id);
         self.unwritten.remove(id);
         self.ledger.release(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Request;
+    use crate::record::{Allocation, Claim, Mode, Owner, Rollback};
+
+    fn id(text: &str) -> VolumeId {
+        text.parse().expect("an identifier")
+    }
+
+    #[test]
+    fn a_volume_has_only_its_own_rollbacks_that_have_not_ended() {
+        let of = |volume: &str| {
+            let (volume, source, allocation) = (id(volume), id("snapshot-source"), Allocation::Thick);
+            Owner::Rollback(Rollback { volume, source, project: ProjectId::FIRST, allocation })
+        };
+        let mut index = Index::default();
+        for (name, owner) in [
+            ("pvc-1", Owner::Provisioner),
+            ("snapshot-ended", Owner::Provisioner),
+            ("snapshot-first", of("pvc-1")),
+            ("snapshot-other", of("pvc-2")),
+            ("snapshot-second", of("pvc-1")),
+        ] {
+            let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
+            let mode = Mode::Block { allocation: Allocation::Thick };
+            let want = Request { claim, owner, class: String::new(), mode, size: Bytes::GIB, source: None };
+            let record = want.record(ProjectId::FIRST, None);
+            index.put(&id(name), Known { record, announcement: None, scanned: None });
+        }
+        assert_eq!(index.rollbacks(&id("pvc-1")), [id("snapshot-first"), id("snapshot-second")]);
+        assert!(index.rollbacks(&id("snapshot-source")).is_empty(), "it is not the volume");
     }
 }

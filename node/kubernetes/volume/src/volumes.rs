@@ -147,6 +147,9 @@ pub trait Volumes: Send + Sync + 'static {
     /// All records. Reads nothing from the disk.
     fn records(&self) -> Result<Records, ListError>;
 
+    /// Snapshots of a volume's rollbacks that have not ended. Reads nothing from the disk.
+    fn rollbacks(&self, volume: &VolumeId) -> Vec<VolumeId>;
+
     /// Volumes whose removal has begun: those in the trash, and those without data whose limits and record stayed,
     /// because a program held a deleted file open, or because the power failed. A volume whose data was lost looks like
     /// the latter: a volume that still has a PV is not removed.
@@ -272,6 +275,10 @@ impl Volumes for Store {
 
     fn records(&self) -> Result<Records, ListError> {
         Ok(self.records())
+    }
+
+    fn rollbacks(&self, volume: &VolumeId) -> Vec<VolumeId> {
+        self.index().rollbacks(volume)
     }
 
     fn retired(&self) -> Result<Vec<VolumeId>, ListError> {

@@ -193,9 +193,9 @@ impl Provisioner {
     /// Ends the rollbacks of the volume that a new one replaces: their former contents may have no VolumeSnapshots yet,
     /// whose number a quota limits, and their copies reserve space until a sweep.
     async fn end_earlier(&self, id: &VolumeId) -> Result<Outcome, Error> {
-        let records = self.on_disk(|store| store.records()).await??.readable;
+        let rollbacks = self.on_volume(id, |store, id| store.rollbacks(id)).await?;
         let is_earlier = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *id);
-        for earlier in records.iter().filter(|(_, record)| is_earlier(record)).map(|(earlier, _)| earlier) {
+        for earlier in &rollbacks {
             let Some(_guard) = self.locks.try_lock(earlier) else { return Ok(Outcome::Occupied) };
             // A pass of its content may have ended the rollback, and removed the snapshot.
             let Some(record) = self.snapshot_record(earlier).await?.filter(is_earlier) else { continue };

@@ -114,7 +114,8 @@ fn listed(volumes: &dyn Volumes) -> String {
     let mut retired = volumes.retired().unwrap();
     retired.sort();
     let (unreadable, strays) = (records.unreadable.len(), volumes.strays().unwrap());
-    format!("{readable:?} {unreadable} {used:?} {retired:?} {strays:?} {:?}", volumes.space().unwrap())
+    let rollbacks = volumes.rollbacks(&"pvc-1".parse().unwrap());
+    format!("{readable:?} {rollbacks:?} {unreadable} {used:?} {retired:?} {strays:?} {:?}", volumes.space().unwrap())
 }
 
 struct Both {

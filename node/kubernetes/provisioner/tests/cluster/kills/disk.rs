@@ -74,6 +74,7 @@ impl<V: Volumes> Volumes for Fused<V> {
         live_volume(id: &VolumeId) -> Result<LiveVolume, LiveVolumeError>;
         record(id: &VolumeId) -> Result<Option<Record>, Error>;
         records() -> Result<Records, ListError>;
+        rollbacks(volume: &VolumeId) -> Vec<VolumeId>;
         retired() -> Result<Vec<VolumeId>, ListError>;
         strays() -> Result<Strays, ListError>;
         drifted(id: &VolumeId) -> Result<Drifted, DriftError>;
