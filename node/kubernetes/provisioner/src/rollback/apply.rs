@@ -103,10 +103,7 @@ impl Provisioner {
             // After the exchange, neither the snapshot nor the request is needed.
             (Some(rollback), ..) => rollback.source.clone(),
             (None, Some(name), _) => self.rollback_source(claim, id, name).await?,
-            (None, None, Some(kept)) => {
-                self.cancel(claim, kept, begun.as_ref()).await?;
-                return Ok(Outcome::Complete);
-            }
+            (None, None, Some(kept)) => return self.cancel(claim, kept, begun.as_ref()).await,
             (None, None, None) => return Ok(Outcome::Complete),
         };
         // A user may have named another snapshot since the exchange. That snapshot is the next request.
@@ -119,8 +116,7 @@ impl Provisioner {
         };
         // The claim names another snapshot now.
         if begun.as_ref().and_then(Record::rollback).is_some_and(|rollback| rollback.source != source) {
-            self.cancel(claim, &kept, begun.as_ref()).await?;
-            return Ok(Outcome::Complete);
+            return self.cancel(claim, &kept, begun.as_ref()).await;
         }
         // An earlier rollback may be open even if the claim has an ID, because a user may have written this ID. The
         // earlier rollback ends before the turn, which has the lock of the source: the source may be the kept snapshot
@@ -200,15 +196,17 @@ impl Provisioner {
             // A pass of its content may have ended the rollback, and removed the snapshot.
             let Some(record) = self.snapshot_record(earlier).await?.filter(is_earlier) else { continue };
             let ended = if record.is_exchanged() {
-                self.end_exchanged(earlier, &record).await
+                self.end_exchanged(earlier, &record).await.map(|()| Outcome::Complete)
             } else {
-                let removed = self.on_volume(earlier, |store, earlier| store.remove_snapshot(earlier)).await?;
-                removed.map(drop).map_err(Error::Store)
+                self.remove_copy(earlier).await
             };
-            ended.map_err(|error| match error {
+            let ended = ended.map_err(|error| match error {
                 error @ (Error::Api(_) | Error::Panicked(_)) => error,
                 error => Error::EarlierRollback(Box::new(error)),
-            })?;
+            });
+            if ended? == Outcome::Occupied {
+                return Ok(Outcome::Occupied);
+            }
         }
         Ok(Outcome::Complete)
     }
@@ -219,14 +217,22 @@ impl Provisioner {
         claim: &PersistentVolumeClaim,
         kept: &VolumeId,
         begun: Option<&Record>,
-    ) -> Result<(), Error> {
+    ) -> Result<Outcome, Error> {
         // A user may have annotated the claim with a snapshot that an earlier rollback has kept.
-        if begun.is_some_and(|record| record.rollback().is_some()) {
-            self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?.map_err(Error::Store)?;
+        let has_copy = begun.is_some_and(|record| record.rollback().is_some());
+        if has_copy && self.remove_copy(kept).await? == Outcome::Occupied {
+            return Ok(Outcome::Occupied);
         }
         self.annotate(claim, json!({ROLLBACK: null})).await?;
         info!(kept = %kept, "rollback canceled");
-        Ok(())
+        Ok(Outcome::Complete)
+    }
+
+    /// Removes the copy of a rollback whose content is not exchanged. The removal takes as long as the copy has files.
+    async fn remove_copy(&self, kept: &VolumeId) -> Result<Outcome, Error> {
+        let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
+        self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?.map_err(Error::Store)?;
+        Ok(Outcome::Complete)
     }
 
     /// Completes a rollback after the exchange: creates the objects of the kept snapshot, and ends the request for the

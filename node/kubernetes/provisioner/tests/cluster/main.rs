@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         rollback::an_interrupted_rollback_is_served_once,
         rollback::a_request_for_another_snapshot_is_served_afterwards,
         rollback::a_rollback_without_a_request_is_ended_by_the_sweep,
+        rollback::claims_are_served_while_removals_of_copies_take_long,
         rollback::a_node_annotates_only_claims_on_it,
         expansion::a_filesystem_grows_without_the_kubelet,
         expansion::an_unattached_disk_grows_without_the_kubelet,

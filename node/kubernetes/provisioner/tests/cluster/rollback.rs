@@ -2,17 +2,22 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use cluster::snapshot::group::HANDLE;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use envtest::{Cluster, Failure, Identity, SnapshotApi, create, denied, merge, merge_status};
+use fsquota::ProjectId;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
+use provisioner::Settings;
 use serde_json::{Value, json};
 use units::Bytes;
-use volume::{Claim, Cloning, Owner, Record, RollbackRequest, State, VolumeId, Volumes};
+use volume::{
+    Allocation, Claim, Cloning, Mode, Owner, Record, Rollback, RollbackRequest, Sharing, State, VolumeId, Volumes,
+};
 
 use crate::node::{Node, until};
 
@@ -469,6 +474,44 @@ pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Clu
     .await?;
     assert_eq!(fixture.kept(&name).await?.name_any(), kept.as_str(), "the owner can confirm and undo it");
     fixture.end().await
+}
+
+/// Regression: removals of unfinished copies with many files took the passes over all claims.
+pub async fn claims_are_served_while_removals_of_copies_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::start(&cluster, "rollback-slow").await?;
+    let mut copies = Vec::new();
+    // More copies than passes at once.
+    for number in 0..=Settings::PARALLEL.get() {
+        let name = format!("data-{number}");
+        let volume = node.volume(&name, json!({"volumeMode": "Block"})).await?;
+        let uid = node.claims().get(&name).await?.uid().unwrap_or_default();
+        copies.push((name, volume, format!("snapshot-{uid}-1").parse::<VolumeId>()?));
+    }
+    node.halt().await?;
+    for (number, (name, volume, kept)) in (1000..).zip(&copies) {
+        let record = node.volumes.record(volume).ok_or("a record")?;
+        let (source, allocation) = ("snapshot-before".parse()?, Allocation::Thick);
+        let owner = Owner::Rollback(Rollback { volume: volume.clone(), source, project: record.project, allocation });
+        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary };
+        // Another project than the volume's: the content is not exchanged.
+        let project = ProjectId::new(number).ok_or("a project")?;
+        node.volumes.put(kept, Record { owner, mode, project, state: State::Staged, ..record });
+        // The request was removed while the content was copied.
+        merge(&node.claims(), name, json!({"metadata": {"annotations": {ROLLBACK: kept.as_str()}}})).await?;
+    }
+    node.volumes.hold(true);
+    node.run().await?;
+    node.provisioned("other", json!({})).await?;
+    node.volumes.hold(false);
+    for (name, _, kept) in &copies {
+        until("the end of the rollback", async || {
+            let annotation = node.claims().get(name).await?.annotations().get(ROLLBACK).cloned();
+            let found = (annotation, node.volumes.record(kept));
+            Ok((found != (None, None)).then(|| format!("{found:?}")))
+        })
+        .await?;
+    }
+    node.end().await
 }
 
 pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
