@@ -23,7 +23,7 @@ use crate::device::{Device, DeviceError, PeerState, Place};
 use crate::metrics::Metrics;
 use crate::network::first_address;
 use crate::peers::{Mesh, MeshPlan, OwnNode, plan};
-use crate::{Change, Member, Peers, PodNetwork, PublicKey, diff};
+use crate::{LostSessions, Member, Peers, PodNetwork, PublicKey, diff};
 
 const FIELD_MANAGER: &str = "granary-mesh";
 
@@ -38,6 +38,7 @@ pub struct Settings {
     pub node: String,
     pub networks: Vec<PodNetwork>,
     pub device: Arc<dyn Device>,
+    pub lost_sessions: LostSessions,
     pub metrics: Metrics,
     /// Interval of reconciliations with the kernel's state, which other programs may change.
     pub interval: Duration,
@@ -195,21 +196,14 @@ impl Controller {
         // boot, which would lose their packets for 15 s (`KEEPALIVE_TIMEOUT` and `REKEY_TIMEOUT`, messages.h in
         // drivers/net/wireguard). In other cases, the first packet begins a session: if both nodes began one within one
         // round trip, both would drop the answer.
-        let has_lost_sessions = is_read && have.is_empty() && plan.own.as_ref().is_some_and(|own| own.is_announced);
+        if is_read && have.is_empty() && plan.own.as_ref().is_some_and(|own| own.is_announced) {
+            self.settings.lost_sessions.add(&plan.peers);
+        }
         if !changes.is_empty() {
             let (device, planned) = (Arc::clone(&self.settings.device), Arc::clone(&changes));
-            spawn_blocking(move || {
-                device.change(&planned)?;
-                let keys: Vec<PublicKey> = planned.iter().map(Change::key).collect();
-                // The next pass finds peers in the kernel. Each session begins with the first packet of this node then.
-                if has_lost_sessions && let Err(error) = device.begin_sessions(&keys) {
-                    let reason: &dyn std::error::Error = &error;
-                    warn!(error = reason, "cannot begin sessions, packets to this node may be lost for 15 s");
-                }
-                Ok::<_, DeviceError>(())
-            })
-            .await??;
+            spawn_blocking(move || device.change(&planned)).await??;
         }
+        self.begin_sessions(&plan.peers).await?;
         for change in changes.iter() {
             self.settings.metrics.changed(change);
             let key = change.key();
@@ -218,6 +212,23 @@ impl Controller {
         }
         self.known = Some(plan.peers.clone());
         self.is_current = true;
+        Ok(())
+    }
+
+    /// Begins the lost sessions with these peers. After a failure, the next pass tries again.
+    async fn begin_sessions(&self, peers: &Peers) -> Result<(), JoinError> {
+        let lost = self.settings.lost_sessions.of(peers);
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let (device, keys) = (Arc::clone(&self.settings.device), lost.clone());
+        match spawn_blocking(move || device.begin_sessions(&keys)).await? {
+            Ok(()) => self.settings.lost_sessions.begun(&lost),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                warn!(error, "cannot begin sessions, will retry; packets to this node may be lost for 15 s");
+            }
+        }
         Ok(())
     }
 

@@ -15,14 +15,14 @@
 //! ```no_run
 //! # async fn example(client: kube::Client, registry: &prometheus::Registry) -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
-//! use clusternet::{Link, Metrics, PodNetwork, PrivateKey, Settings, Wireguard};
+//! use clusternet::{Link, LostSessions, Metrics, PodNetwork, PrivateKey, Settings, Wireguard};
 //!
 //! let key = PrivateKey::ensure(&dir::Dir::open("/data/pki".as_ref())?)?;
 //! let device = Arc::new(Wireguard::new(key.into_inner(), Link::default()));
 //! let metrics = Metrics::register(registry, device.clone())?;
 //! let networks = vec![PodNetwork { network: "10.244.0.0/16".parse()?, node_prefix: 24 }];
-//! let interval = Settings::INTERVAL;
-//! let settings = Settings { client, node: "one".into(), networks, device, metrics, interval };
+//! let (lost_sessions, interval) = (LostSessions::default(), Settings::INTERVAL);
+//! let settings = Settings { client, node: "one".into(), networks, device, lost_sessions, metrics, interval };
 //! let mesh = supervisor::Supervisor::start("mesh", supervisor::Settings::default(), move |cx| {
 //!     clusternet::run(cx, settings.clone())
 //! });
@@ -36,6 +36,7 @@ mod controller;
 mod device;
 mod diff;
 mod key;
+mod lost_sessions;
 mod member;
 mod member_error;
 mod message;
@@ -51,6 +52,7 @@ pub use controller::{RunError, Settings, run};
 pub use device::{Device, DeviceError, PeerState, Place, Traffic};
 pub use diff::{Change, Peer, Peers, diff};
 pub use key::{KeyError, ParseKeyError, PrivateKey, PublicKey};
+pub use lost_sessions::LostSessions;
 pub use member::Member;
 pub use member_error::MemberError;
 pub use message::{Cost, cost};

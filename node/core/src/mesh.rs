@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use cluster::{MESH_PORT, NODE_PREFIX};
 use clusternet::{
-    INTERFACE, Link, Metrics, Neighbour, OVERHEAD, PeerState, PodNetwork, PrivateKey, Settings, Wireguard,
+    INTERFACE, Link, LostSessions, Metrics, Neighbour, OVERHEAD, PeerState, PodNetwork, PrivateKey, Settings, Wireguard,
 };
 use dir::Dir;
 use ipnet::Ipv4Net;
@@ -32,6 +32,7 @@ pub struct Mesh {
     pki: PathBuf,
     link: Link,
     registry: Registry,
+    lost_sessions: LostSessions,
     made: OnceCell<(Arc<Wireguard>, Metrics)>,
 }
 
@@ -43,6 +44,7 @@ impl Mesh {
             pki: services.paths.pki.clone(),
             link: Link { name: services.mesh.interface.to_owned(), mtu: services.mesh.mtu, ..Link::default() },
             registry: registry.clone(),
+            lost_sessions: LostSessions::default(),
             made: OnceCell::new(),
         }
     }
@@ -52,8 +54,8 @@ impl Mesh {
     pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
         let networks = vec![PodNetwork { network: self.pods.into(), node_prefix: NODE_PREFIX }];
-        let interval = Settings::INTERVAL;
-        let settings = Settings { client, node: self.node.clone(), networks, device, metrics, interval };
+        let (node, lost_sessions, interval) = (self.node.clone(), self.lost_sessions.clone(), Settings::INTERVAL);
+        let settings = Settings { client, node, networks, device, lost_sessions, metrics, interval };
         Ok(clusternet::run(cx, settings).await?)
     }
 

@@ -1,9 +1,10 @@
 //! A fake kernel that records changes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use clusternet::{Change, Device, DeviceError, PeerState, Peers, Place, PublicKey, Traffic};
+use clusternet::{Change, Device, DeviceError, PeerState, Peers, Place, PublicKey, RequestError, Traffic};
 
 pub struct FakeDevice {
     key: PublicKey,
@@ -13,13 +14,20 @@ pub struct FakeDevice {
 #[derive(Clone, Default)]
 pub struct KernelState {
     pub peers: Peers,
+    /// Changes that each call of `change` has applied.
     pub batches: Vec<Vec<Change>>,
-    /// Peers of each call of `begin_sessions`.
+    /// Peers of each call of `begin_sessions` that did not fail.
     pub sessions: Vec<Vec<PublicKey>>,
     pub places: Vec<BTreeSet<Place>>,
     pub looks: usize,
     /// Whether key and port are correct.
     pub is_right: bool,
+    fails_in_change: bool,
+    fails_in_sessions: bool,
+}
+
+fn failed(step: &'static str) -> DeviceError {
+    DeviceError::Request { step, interface: "fake".to_owned(), source: RequestError::TooLong }
 }
 
 impl FakeDevice {
@@ -38,6 +46,12 @@ impl FakeDevice {
         state.is_right = false;
         state.peers.clear();
         state.places.clear();
+    }
+
+    /// Lets the next call of `change` fail after its first change, and the next call of `begin_sessions`.
+    pub fn fail_once(&self) {
+        let mut state = self.lock();
+        (state.fails_in_change, state.fails_in_sessions) = (true, true);
     }
 
     fn lock(&self) -> MutexGuard<'_, KernelState> {
@@ -65,13 +79,18 @@ impl Device for FakeDevice {
 
     fn change(&self, changes: &[Change]) -> Result<(), DeviceError> {
         let mut state = self.lock();
-        changes.iter().for_each(|change| change.apply(&mut state.peers));
-        state.batches.push(changes.to_vec());
-        Ok(())
+        let applied = if mem::take(&mut state.fails_in_change) { &changes[..1] } else { changes };
+        applied.iter().for_each(|change| change.apply(&mut state.peers));
+        state.batches.push(applied.to_vec());
+        if applied.len() < changes.len() { Err(failed("change the peers")) } else { Ok(()) }
     }
 
     fn begin_sessions(&self, peers: &[PublicKey]) -> Result<(), DeviceError> {
-        self.lock().sessions.push(peers.to_vec());
+        let mut state = self.lock();
+        if mem::take(&mut state.fails_in_sessions) {
+            return Err(failed("begin sessions"));
+        }
+        state.sessions.push(peers.to_vec());
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::PUBLIC_KEY_ANNOTATION;
-use clusternet::{Metrics, Peer, Peers, PodNetwork, PublicKey, Settings};
+use clusternet::{LostSessions, Metrics, Peer, Peers, PodNetwork, PublicKey, Settings};
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -97,6 +97,7 @@ impl Mesh {
             node: OWN.to_owned(),
             networks: vec![PodNetwork { network: "10.244.0.0/16".parse()?, node_prefix: 24 }],
             device: Arc::<FakeDevice>::clone(&device),
+            lost_sessions: LostSessions::default(),
             metrics: metrics.clone(),
             interval,
         };
