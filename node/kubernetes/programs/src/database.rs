@@ -72,11 +72,10 @@ async fn round(paths: &Paths, progress: &mut Progress) -> Result<Option<Outcome>
         Ok(()) | Err(_) => return Ok(None),
     }
     let mut member = Member::connect(&paths.pki).await?;
-    let alarms = member.alarms().await?;
+    let (revision, alarms) = member.alarms().await?;
     if alarms.is_empty() {
         return Ok(None);
     }
-    let revision = member.status().await?.revision;
     member.compact(revision).await?;
     let mut database = look(&mut member, paths).await?;
     if plan::needs_defragmentation(&database, progress.last()) {
@@ -99,7 +98,7 @@ async fn round(paths: &Paths, progress: &mut Progress) -> Result<Option<Outcome>
 }
 
 async fn look(member: &mut Member, paths: &Paths) -> Result<Database, DatabaseError> {
-    let Status { size, in_use, quota, .. } = member.status().await?;
+    let Status { size, in_use, quota } = member.status().await?;
     let directory = paths.etcd.clone();
     let available = spawn_blocking(move || headroom::available(&directory)).await;
     let available = available.unwrap_or_else(|error| Err(io::Error::other(error)));

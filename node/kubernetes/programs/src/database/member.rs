@@ -41,7 +41,6 @@ pub(super) struct Member {
 }
 
 pub(super) struct Status {
-    pub(super) revision: i64,
     pub(super) size: Bytes,
     pub(super) in_use: Bytes,
     pub(super) quota: Bytes,
@@ -70,12 +69,12 @@ impl Member {
         Ok(Self { kv: KvClient::new(channel.clone()), maintenance: MaintenanceClient::new(channel) })
     }
 
-    /// The alarms for a full database: one for each member of etcd that has raised it.
-    pub(super) async fn alarms(&mut self) -> Result<Vec<AlarmMember>, DatabaseError> {
+    /// The current revision, and the alarms for a full database: one for each member of etcd that has raised it.
+    pub(super) async fn alarms(&mut self) -> Result<(i64, Vec<AlarmMember>), DatabaseError> {
         let action = AlarmAction::Get.into();
         let request = AlarmRequest { action, member_id: 0, alarm: AlarmType::Nospace.into() };
-        let answer = self.maintenance.alarm(limited(request)).await.map_err(failed("Alarm"))?;
-        Ok(answer.into_inner().alarms)
+        let answer = self.maintenance.alarm(limited(request)).await.map_err(failed("Alarm"))?.into_inner();
+        Ok((answer.header.map_or(0, |header| header.revision), answer.alarms))
     }
 
     pub(super) async fn disarm(&mut self, alarms: Vec<AlarmMember>) -> Result<(), DatabaseError> {
@@ -90,7 +89,6 @@ impl Member {
         let answer = self.maintenance.status(limited(StatusRequest {})).await.map_err(failed("Status"))?.into_inner();
         let bytes = |number: i64| Bytes::new(number.try_into().unwrap_or_default());
         Ok(Status {
-            revision: answer.header.map_or(0, |header| header.revision),
             size: bytes(answer.db_size),
             in_use: bytes(answer.db_size_in_use),
             quota: bytes(answer.db_size_quota),
