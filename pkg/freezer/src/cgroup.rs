@@ -76,8 +76,11 @@ impl Cgroup {
         self.done(Operation::Read, frozen, true)
     }
 
-    pub(crate) fn is_marked(&self) -> bool {
-        rustix::fs::fgetxattr(&self.dir, MARK, &mut [0; 1][..]).is_ok()
+    pub(crate) fn is_marked(&self) -> Result<bool, FreezeError> {
+        match rustix::fs::fgetxattr(&self.dir, MARK, &mut [0; 1][..]) {
+            Err(rustix::io::Errno::NODATA) => Ok(false),
+            read => self.done(Operation::Mark, read.map(|_| true).map_err(io::Error::from), false),
+        }
     }
 
     pub(crate) fn mark(&self) -> Result<(), FreezeError> {
@@ -97,6 +100,16 @@ impl Cgroup {
             Err(rustix::io::Errno::NODATA) => Ok(()),
             removed => self.done(Operation::Mark, removed.map_err(io::Error::from), ()),
         }
+    }
+
+    /// Thaws the cgroup if it has the mark, and returns whether it had. A guard thaws its own cgroups by
+    /// [`Cgroup::thaw`]: a program that starts may have removed the mark before the guard wrote `1`.
+    pub(crate) fn thaw_marked(&self) -> Result<bool, FreezeError> {
+        let is_marked = self.is_marked()?;
+        if is_marked {
+            self.thaw()?;
+        }
+        Ok(is_marked)
     }
 
     fn done<T>(&self, operation: Operation, result: io::Result<T>, gone: T) -> Result<T, FreezeError> {
@@ -124,7 +137,7 @@ fn read(file: &File) -> io::Result<String> {
 }
 
 /// Whether the cgroup was removed. Its open files return `ENODEV` then.
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ENOENT | Errno::ENODEV))
 }
 

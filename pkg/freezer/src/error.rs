@@ -14,7 +14,7 @@ pub enum Operation {
     Open,
     /// Reading `cgroup.freeze` or `cgroup.events`.
     Read,
-    /// Setting or removing the mark.
+    /// Reading, setting or removing the mark.
     Mark,
     /// Writing `1` to `cgroup.freeze`.
     Freeze,
@@ -39,8 +39,10 @@ impl fmt::Display for Operation {
     }
 }
 
-/// The cgroups were not frozen for the whole time. They are thawed, unless the error is [`FreezeError::Cgroup`] with
-/// [`Operation::Thaw`].
+/// The cgroups were not frozen for the whole time. Those that this call froze, and those that an earlier run left
+/// frozen, are thawed, with two exceptions. After [`FreezeError::Cgroup`], the cgroup that it names may be frozen.
+/// If no guard worked ([`FreezeError::Start`], [`FreezeError::TooMany`], or [`Operation::Open`] of a path that is not
+/// a cgroup), those of an earlier run stay frozen until [`thaw_marked`](crate::thaw_marked).
 #[derive(Debug, thiserror::Error)]
 pub enum FreezeError {
     /// The guard cannot be started. No cgroup was frozen.

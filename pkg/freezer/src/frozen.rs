@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The guard's standard input and output are replaced, and it gets a process group of its own.
 ///
 /// # Errors
-/// [`FreezeError`]. No cgroup stays frozen, unless the kernel fails to thaw it.
+/// [`FreezeError`]. No cgroup that this call froze stays frozen, unless the kernel fails to thaw it.
 pub fn freeze(mut command: Command, cgroups: &[impl AsRef<Path>], budget: Duration) -> Result<Frozen, FreezeError> {
     // Each guard locks the cgroups in this order, each once, so that guards do not wait for each other forever.
     let paths: BTreeSet<PathBuf> = cgroups.iter().map(|path| path.as_ref().to_owned()).collect();

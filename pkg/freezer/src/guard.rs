@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -74,20 +75,44 @@ enum End {
 }
 
 fn serve(program: &Connection<'_>, request: &Request) -> Result<Reply, FreezeError> {
-    let (mut cgroups, turn) = (Vec::new(), Instant::now() + request.budget.clamp(TURN[0], TURN[1]));
-    for path in &request.cgroups {
-        let Some(cgroup) = Cgroup::open(path)? else { continue };
-        let is_locked = lock(program, turn, &cgroup)?;
-        // A cgroup with a mark was frozen by an earlier run, whose processes were killed.
-        if !is_locked || cgroup.is_requested()? == Some(true) && !cgroup.is_marked() {
-            return Err(FreezeError::AlreadyFrozen { path: path.clone() });
-        }
-        cgroups.push(cgroup);
-    }
-    let hold = Hold(cgroups);
+    let hold = Hold(lock_all(program, request)?);
     let held = hold_frozen(program, request.budget, &hold.0);
     hold.thaw()?;
     held.map(|begin| Reply::Thawed(begin.elapsed()))
+}
+
+/// Opens and locks all cgroups. If one of them cannot be frozen, thaws those that an earlier run left frozen, before
+/// and after it. This guard has frozen none yet, and another process may freeze those without a mark at any time.
+fn lock_all(program: &Connection<'_>, request: &Request) -> Result<Vec<Cgroup>, FreezeError> {
+    let mut turn = Instant::now() + request.budget.clamp(TURN[0], TURN[1]);
+    let (mut cgroups, mut first) = (Vec::new(), Ok(()));
+    for path in &request.cgroups {
+        match open_locked(program, turn, path) {
+            Ok(cgroup) => cgroups.extend(cgroup),
+            Err(error) => {
+                first = first.and(Err(error));
+                // A guard that has the lock of a later cgroup thaws it.
+                turn = Instant::now();
+            }
+        }
+    }
+    let Err(error) = first else { return Ok(cgroups) };
+    let mut thawed = Ok(());
+    for cgroup in &cgroups {
+        thawed = thawed.and(cgroup.thaw_marked().map(drop));
+    }
+    thawed.and(Err(error))
+}
+
+/// Opens and locks a cgroup; `None` if it does not exist.
+fn open_locked(program: &Connection<'_>, turn: Instant, path: &Path) -> Result<Option<Cgroup>, FreezeError> {
+    let Some(cgroup) = Cgroup::open(path)? else { return Ok(None) };
+    let is_locked = lock(program, turn, &cgroup)?;
+    // A cgroup with a mark was frozen by an earlier run, whose processes were killed.
+    if !is_locked || cgroup.is_requested()? == Some(true) && !cgroup.is_marked()? {
+        return Err(FreezeError::AlreadyFrozen { path: path.to_owned() });
+    }
+    Ok(Some(cgroup))
 }
 
 /// Waits until no other guard has the cgroup. Otherwise the first guard that thaws it would end the pause of both, and

@@ -1,10 +1,11 @@
 //! Cgroups that an earlier run left frozen.
 
-use std::fs;
+use std::fs::{self, DirEntry};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::Cgroup;
-use crate::error::FreezeError;
+use crate::cgroup::{Cgroup, failed, is_gone};
+use crate::error::{FreezeError, Operation};
 
 /// Maximum number of levels below the root. Kubernetes uses four, container runtimes in pods a few more.
 const LEVELS: usize = 16;
@@ -14,34 +15,55 @@ const LEVELS: usize = 16;
 /// [`freeze`](crate::freeze).
 ///
 /// # Errors
-/// The first error that occurred; all other cgroups are thawed nevertheless.
+/// The first error that occurred, on a cgroup or while a directory was read; all other cgroups are thawed nevertheless.
+/// A missing `root` is not an error.
 pub fn thaw_marked(root: &Path) -> Result<Vec<PathBuf>, FreezeError> {
-    let (mut thawed, mut first) = (Vec::new(), Ok(()));
-    visit(root, LEVELS, &mut |path| {
-        let done = thaw(path).map(|is_thawed| is_thawed.then(|| thawed.push(path.to_owned())));
-        if first.is_ok() {
-            first = done.map(drop);
-        }
-    });
-    first.map(|()| thawed)
+    let mut thawed = Vec::new();
+    thaw_below(root, LEVELS, &mut thawed).map(|()| thawed)
+}
+
+/// Thaws the marked cgroups below `dir`, even after an error. Returns the first error.
+fn thaw_below(dir: &Path, levels: usize, thawed: &mut Vec<PathBuf>) -> Result<(), FreezeError> {
+    // The directory is closed before those below it are opened.
+    let listed: Vec<io::Result<PathBuf>> = match fs::read_dir(dir) {
+        Ok(entries) => entries.filter_map(directory).collect(),
+        Err(error) => vec![Err(error)],
+    };
+    let mut first = Ok(());
+    for path in listed {
+        first = first.and(match path {
+            Ok(path) => {
+                let done = thaw(&path).map(|is_thawed| thawed.extend(is_thawed.then(|| path.clone())));
+                done.and(if levels > 1 { thaw_below(&path, levels - 1, thawed) } else { Ok(()) })
+            }
+            // A cgroup that was removed meanwhile has nothing to thaw.
+            Err(error) if is_gone(&error) => Ok(()),
+            Err(error) => Err(failed(Operation::Open, dir, &error)),
+        });
+    }
+    first
+}
+
+/// The path of the entry if it is a directory.
+fn directory(entry: io::Result<DirEntry>) -> Option<io::Result<PathBuf>> {
+    entry.and_then(|entry| Ok(entry.file_type()?.is_dir().then(|| entry.path()))).transpose()
 }
 
 fn thaw(path: &Path) -> Result<bool, FreezeError> {
-    match Cgroup::open(path)? {
-        Some(cgroup) if cgroup.is_marked() => cgroup.thaw().map(|()| true),
-        Some(_) | None => Ok(false),
-    }
+    Cgroup::open(path)?.map_or(Ok(false), |cgroup| cgroup.thaw_marked())
 }
 
-/// Calls `act` for each directory below `dir`. A directory that disappears meanwhile, or cannot be read, has nothing to
-/// thaw.
-fn visit(dir: &Path, levels: usize, act: &mut impl FnMut(&Path)) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
-    let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    for path in directories.map(|entry| entry.path()).collect::<Vec<_>>() {
-        act(&path);
-        if levels > 1 {
-            visit(&path, levels - 1, act);
-        }
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    /// Regression: a directory that could not be read counted as one without marked cgroups.
+    #[test]
+    fn a_directory_that_cannot_be_read_is_an_error() {
+        let unreadable = thaw_marked(Path::new("/proc/self/status"));
+        assert!(matches!(unreadable, Err(FreezeError::Cgroup { errno: Errno::ENOTDIR, .. })), "{unreadable:?}");
+        assert_eq!(thaw_marked(Path::new("/proc/self/missing")).unwrap(), [] as [PathBuf; 0]);
     }
 }

@@ -113,6 +113,14 @@ impl Pod {
         freeze(guard(), &[&self.path], budget)
     }
 
+    /// Freezes the cgroup as if both processes were killed: this one does not thaw.
+    fn leave_frozen(&self) {
+        std::mem::forget(self.freeze(LONG).unwrap());
+        kill(guard_pid(), Signal::SIGKILL).unwrap();
+        eventually("the guard has ended", || File::open(&self.path).unwrap().try_lock().is_ok());
+        assert!(self.is_frozen() && self.is_marked());
+    }
+
     fn count(&self, task: usize) -> u64 {
         let content = fs::read(self.counters.join(task.to_string())).unwrap_or_default();
         content.try_into().map_or(0, u64::from_le_bytes)
@@ -288,6 +296,25 @@ fn a_cgroup_that_another_process_froze_is_rejected_and_stays_frozen() {
     assert_eq!((pod.requested().as_str(), pod.is_marked()), ("1", false));
 }
 
+/// Regression: a cgroup of a killed run stayed frozen until the next start if another one of the request was rejected.
+#[test]
+fn a_rejected_freeze_thaws_the_cgroups_of_a_killed_run() {
+    let pod = Pod::start();
+    // A guard opens the first before the pod, the second after it.
+    for name in ["other", "rejected"] {
+        let other = Path::new(ROOT).join(name);
+        let state = other.join("cgroup.freeze");
+        fs::create_dir(&other).unwrap();
+        fs::write(&state, "1").unwrap();
+        pod.leave_frozen();
+        let error = freeze(guard(), &[&pod.path, &other], LONG).unwrap_err();
+        assert!(matches!(&error, FreezeError::AlreadyFrozen { path } if *path == other), "{error:?}");
+        pod.expect_thawed();
+        assert_eq!(fs::read_to_string(state).unwrap().trim(), "1");
+        fs::remove_dir(other).unwrap();
+    }
+}
+
 /// Regression: both freezes had one pause, which the first thaw ended, and a third freeze hid that from the second.
 #[test]
 fn a_second_freeze_has_a_pause_of_its_own() {
@@ -447,10 +474,7 @@ fn marked_cgroups_are_thawed_at_the_start_and_others_stay_frozen() {
     let other = Path::new(ROOT).join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("cgroup.freeze"), "1").unwrap();
-    // As if both processes were killed: this one does not thaw.
-    std::mem::forget(pod.freeze(LONG).unwrap());
-    kill(guard_pid(), Signal::SIGKILL).unwrap();
-    assert!(pod.is_frozen() && pod.is_marked());
+    pod.leave_frozen();
     assert_eq!(thaw_marked(Path::new(ROOT)).unwrap(), std::slice::from_ref(&pod.path));
     pod.expect_thawed();
     assert_eq!(fs::read_to_string(other.join("cgroup.freeze")).unwrap().trim(), "1");
