@@ -17,6 +17,10 @@ use volume::IoLimits;
 /// class of pods.
 const LEVELS: usize = 4;
 
+/// The cgroup of all pods, and the ends of the names of slices of the QoS classes below it. Guaranteed pods have none.
+const PODS: &str = "kubepods";
+const CLASSES: [&str; 2] = ["-burstable", "-besteffort"];
+
 /// The file of a cgroup with the limits of devices, `MAJOR:MINOR rbps=N wbps=N riops=N wiops=N`, without a line for a
 /// device that has none (cgroup v2; Documentation/admin-guide/cgroup-v2.rst).
 const LIMITS: &str = "io.max";
@@ -102,15 +106,27 @@ impl Cgroups {
 }
 
 impl PodCgroup {
-    /// Whether this is the cgroup of the pod with this UID: `podUID`, or `kubepods-CLASS-podUID.slice` with `_` for
-    /// `-`.
+    /// Whether this is the cgroup of the pod with this UID, by the names of kubelet's two drivers
+    /// (pkg/kubelet/cm/cgroup_manager_linux.go): `podUID` (`cgroupfs`), or `kubepods-podUID.slice` and
+    /// `kubepods-CLASS-podUID.slice` with `_` for each `-` of the UID (`systemd`). With `--cgroup-root`, the names of
+    /// slices begin with that root. The UID of a static pod is a hash without `-`.
     pub(super) fn is_of(&self, pod: &OsStr) -> bool {
-        pod.to_str().is_some_and(|uid| self.name.contains(uid) || self.name.contains(&uid.replace('-', "_")))
+        let Some(uid) = pod.to_str() else { return false };
+        self.name.strip_prefix("pod") == Some(uid) || slice_uid(&self.name) == Some(&*uid.replace('-', "_"))
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// The UID in the name of a pod's slice, with `_` for `-`. The kubelet replaces each `-` within the name of a level, so
+/// that `-` separates only the levels.
+fn slice_uid(name: &str) -> Option<&str> {
+    let (above, pod) = name.strip_suffix(".slice")?.rsplit_once('-')?;
+    let root = CLASSES.iter().find_map(|class| above.strip_suffix(*class)).unwrap_or(above);
+    let is_above_pods = root == PODS || root.strip_suffix(PODS).is_some_and(|root| root.ends_with('-'));
+    if is_above_pods { pod.strip_prefix("pod") } else { None }
 }
 
 fn limit(cgroup: &Path, device: DeviceNumber, limits: IoLimits) -> Result<(), CgroupError> {
@@ -204,6 +220,47 @@ mod tests {
         let exists = |uid: &str| found.iter().any(|cgroup| cgroup.is_of(OsStr::new(uid)));
         assert!(exists("11-22") && exists("33-44") && exists("55-66"), "{found:?}");
         assert!(!exists("77-88") && !exists("container"), "{found:?}");
+    }
+
+    #[test]
+    fn a_cgroup_is_of_the_pod_with_exactly_its_uid() {
+        const UID: &str = "0c1d2e3f-0000-4000-8000-00000000abcd";
+        const STATIC: &str = "0c1d2e3f0000400080000000000abcd0";
+        let is_of = |name: &str, uid: &str| {
+            PodCgroup { name: name.to_owned(), path: PathBuf::new() }.is_of(OsStr::new(uid))
+        };
+        for uid in [UID, STATIC] {
+            let slice = uid.replace('-', "_");
+            let names = [
+                format!("pod{uid}"),
+                format!("kubepods-pod{slice}.slice"),
+                format!("kubepods-burstable-pod{slice}.slice"),
+                format!("kubepods-besteffort-pod{slice}.slice"),
+                format!("kubelet-kubepods-burstable-pod{slice}.slice"),
+            ];
+            for name in &names {
+                assert!(is_of(name, uid), "{name}");
+                let others = [&uid[1..], &uid[..8], "0", "kubepods", "burstable", "pod", ".slice", "", "1-1"];
+                for other in others.into_iter().chain([UID, STATIC].into_iter().filter(|other| *other != uid)) {
+                    assert!(!is_of(name, other), "{name} is not of {other:?}");
+                }
+                assert!(!is_of(name, &format!("{uid}0")) && !is_of(name, &format!("pod{uid}")), "{name}");
+            }
+            for name in [
+                format!("pod{uid}.slice"),
+                format!("pod{slice}-x"),
+                format!("user-pod{slice}.slice"),
+                format!("notkubepods-pod{slice}.slice"),
+                format!("kubepods-other-pod{slice}.slice"),
+                format!("kubepods-burstable-pod1-pod{slice}.slice"),
+                format!("kubepods-burstable-pod{slice}.slice:cri-containerd:1"),
+                format!("cri-containerd-pod{slice}.scope"),
+            ] {
+                assert!(!is_of(&name, uid), "{name}");
+            }
+        }
+        // Only the driver `systemd` replaces `-`, and each of them.
+        assert!(is_of("poda_b", "a_b") && !is_of("poda_b", "a-b") && !is_of("kubepods-poda-b.slice", "a-b"));
     }
 
     #[test]
