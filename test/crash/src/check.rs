@@ -222,7 +222,7 @@ mod tests {
         let record = Record { claim, owner, class, mode, size, project, cloning, io, state };
         let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE });
         let directory = Directory { path: "live".into(), project: Some(project), image, is_shared: false };
-        let records = vec![(Register::Records, record.to_bytes())];
+        let records = vec![(Register::Records, record.to_bytes().unwrap())];
         (Number(number).to_string(), Found { records, directories: vec![(Place::Live, directory)] })
     }
 
@@ -413,7 +413,7 @@ mod tests {
             let record = found.record(&name).unwrap().unwrap();
             let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
             let mode = Mode::SnapshotTree { taken, inodes: Inodes::new(256), sharing: Sharing::Temporary };
-            found.records[0].1 = Record { mode, ..record }.to_bytes();
+            found.records[0].1 = Record { mode, ..record }.to_bytes().unwrap();
             (name, found)
         };
         let times = |seconds, is_begun| {
@@ -464,7 +464,7 @@ mod tests {
                     },
                 };
                 let register = if place == Place::Live { Register::Records } else { Register::Pending };
-                found.records = vec![(register, Record { mode, owner, ..record }.to_bytes())];
+                found.records = vec![(register, Record { mode, owner, ..record }.to_bytes().unwrap())];
                 found.directories[0].0 = place;
                 found.directories[0].1.project = Some(self::project(carried));
                 (name, found)
@@ -530,7 +530,7 @@ mod tests {
         let violation = broken(|facts| {
             let record = of(facts, "pvc-1").record("pvc-1").unwrap().unwrap();
             let record = Record { mode: Mode::Filesystem { inodes: Inodes::new(257) }, ..record };
-            of(facts, "pvc-1").records[0].1 = record.to_bytes();
+            of(facts, "pvc-1").records[0].1 = record.to_bytes().unwrap();
         });
         assert!(matches!(violation, Violation::Size { what: "record", .. }), "{violation}");
     }

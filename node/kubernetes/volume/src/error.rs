@@ -11,7 +11,7 @@ use crate::VolumeId;
 use crate::freezing::FreezeError;
 use crate::passes::Copying;
 use crate::plan::{Step, VolumeRefusal};
-use crate::record::RecordError;
+use crate::record::{EncodeError, RecordError};
 use crate::throttle::ThrottleError;
 
 /// Fewest inodes that a pass of a removal must free, so that the next pass follows without a pause.
@@ -164,6 +164,9 @@ pub enum ActError {
     Unfinished { freed: Inodes, left: Inodes },
     #[error("cannot write the record")]
     Record(#[source] Errno),
+    /// Nothing was written.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
     #[error("cannot {step} the image")]
     Image {
         step: &'static str,
@@ -381,6 +384,7 @@ impl ActError {
             | Self::Clear(_)
             | Self::Quota(_)
             | Self::CowExtentSize(_)
+            | Self::Encode(_)
             | Self::Unfinished { .. }
             | Self::Copying { .. }
             | Self::Tree(_)

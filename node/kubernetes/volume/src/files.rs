@@ -29,19 +29,19 @@ pub(crate) struct Files {
 impl Files {
     /// Writes the first record of a volume. An existing file is unmanaged (`EEXIST`).
     pub(crate) fn create(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
-        write_new(&self.pending, id.name(), record)
+        write_new(&self.pending, id.name(), &record.to_bytes()?)
     }
 
     /// Replaces a record durably: after a power cut, it is the former or the new record.
     pub(crate) fn replace(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
-        let dir = self.of(record.state);
+        let (dir, content) = (self.of(record.state), record.to_bytes()?);
         let sibling = format!(".{id}{SIBLING}");
         let sibling = Name::try_from(sibling.as_str()).map_err(|_| ActError::Record(Errno::ENAMETOOLONG))?;
         match dir.remove_file(&sibling) {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             Ok(()) | Err(_) => {} // an interrupted run may have left it
         }
-        write_new(dir, &sibling, record)?;
+        write_new(dir, &sibling, &content)?;
         renameat(&**dir, sibling.as_os_str(), &**dir, id.name().as_os_str()).map_err(ActError::Record)?;
         Ok(dir.sync()?)
     }
@@ -118,11 +118,11 @@ impl Block {
 /// the data, and the log has the file's size and extents before all later changes of the caller. A force of the log
 /// flushes the disk's cache before it writes the log (`XLOG_ICL_NEED_FLUSH` in `xlog_cil_set_ctx_write_state`,
 /// fs/xfs/xfs_log_cil.c, Linux 5.14): no later change is durable without this record.
-fn write_new(dir: &Dir, name: &Name, record: &Record) -> Result<(), ActError> {
+fn write_new(dir: &Dir, name: &Name, content: &[u8]) -> Result<(), ActError> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_DIRECT;
     let file = File::from(dir.open_file(name, flags, PRIVATE)?);
     let mut block = Block([b' '; Block::SIZE]);
-    for (number, piece) in record.to_bytes().chunks(Block::SIZE).enumerate() {
+    for (number, piece) in content.chunks(Block::SIZE).enumerate() {
         let (text, rest) = block.0.split_at_mut(piece.len());
         text.copy_from_slice(piece);
         rest.fill(b' ');
@@ -132,4 +132,40 @@ fn write_new(dir: &Dir, name: &Name, record: &Record) -> Result<(), ActError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+    use std::os::fd::OwnedFd;
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::plan::Step;
+    use crate::{Error, Sharing};
+
+    /// Regression: the file of such a record was empty, and the volume was lost.
+    #[test]
+    fn a_record_that_cannot_be_encoded_is_an_error_before_a_file_changes() {
+        // Each operation on a descriptor that is not a directory fails.
+        let shared = || Shared::new(Dir::from(OwnedFd::from(File::open("/dev/null").unwrap())));
+        let files = Files { pending: shared(), records: shared() };
+        let id: VolumeId = "snapshot-1".parse().unwrap();
+        let record = |taken| {
+            let content = br#"{"version":2,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+                "mode":{"block":{"allocation":"thin"}},"size_bytes":4096,"project":7}"#;
+            let mode = crate::Mode::Snapshot { taken, sharing: Sharing::Temporary };
+            Record { mode, ..Record::parse(content, State::Announced).unwrap() }
+        };
+        let written = |record: &Record| [files.create(&id, record), files.replace(&id, record)].map(Result::unwrap_err);
+        for error in written(&record(SystemTime::UNIX_EPOCH)) {
+            assert!(matches!(error, ActError::Dir(_)), "{error:?}");
+        }
+        for source in written(&record(SystemTime::UNIX_EPOCH - Duration::from_nanos(1))) {
+            assert!(matches!(source, ActError::Encode(_)), "{source:?}");
+            let error = Error::Act { id: id.clone(), step: Step::WriteRecord, source };
+            let remedy = error.source().unwrap().to_string();
+            assert!(error.to_string().contains("snapshot-1") && remedy.contains("set it"), "{error}: {remedy}");
+        }
+    }
 }

@@ -76,7 +76,7 @@ pub use opened::{Access, Announced, Opened};
 pub use parameters::{InodeRatio, ParameterError, Parameters, VolumeMode};
 pub use passes::{Copying, IdlePasses, SourcePauses, Taken};
 pub use plan::{Step, VolumeRefusal};
-pub use record::{Allocation, Claim, Cloning, Mode, Owner, Record, RecordError, Rollback, Sharing, State};
+pub use record::{Allocation, Claim, Cloning, EncodeError, Mode, Owner, Record, RecordError, Rollback, Sharing, State};
 pub use request::{BLOCK, Request};
 pub use rollback::RollbackRequest;
 pub use settings::{Neighbours, Settings};

@@ -312,6 +312,11 @@ impl RecordError {
     }
 }
 
+/// A record that cannot be written. Its file does not change.
+#[derive(Debug, thiserror::Error)]
+#[error("the record cannot be encoded; if the clock of the node is before 1970, set it")]
+pub struct EncodeError(#[source] serde_json::Error);
+
 /// Version of records without fields of version 3, so that earlier releases read them.
 const BASE: u32 = 2;
 
@@ -373,8 +378,8 @@ impl Record {
         }
     }
 
-    /// The content of the record's file.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    /// The content of the record's file. Fails for a snapshot before 1970, which has no form in JSON.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, EncodeError> {
         let Self { claim, owner, class, mode, size, project, cloning, io, state: _ } = self.clone();
         let version = match (mode, &owner, &cloning) {
             _ if mode.is_thin() => VERSION,
@@ -386,10 +391,9 @@ impl Record {
             (_, Owner::Provisioner, None) => BASE,
         };
         let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning, io };
-        // Strings, numbers and unit variants: each of them can be written as JSON.
-        let mut content = serde_json::to_vec(&stored).unwrap_or_default();
+        let mut content = serde_json::to_vec(&stored).map_err(EncodeError)?;
         content.push(b'\n');
-        content
+        Ok(content)
     }
 
     /// Space that the volume reserves. While the volume is cloned, it includes the headroom of the source. The ledger

@@ -58,12 +58,12 @@ fn record() -> impl Strategy<Value = Record> {
 proptest! {
     #[test]
     fn a_written_record_is_read_again(record in record()) {
-        prop_assert_eq!(Record::parse(&record.to_bytes(), record.state).unwrap(), record);
+        prop_assert_eq!(Record::parse(&record.to_bytes().unwrap(), record.state).unwrap(), record);
     }
 
     #[test]
     fn damaged_records_are_errors_and_no_panic(record in record(), cut in 0usize..400, flip in 0usize..400) {
-        let whole = record.to_bytes();
+        let whole = record.to_bytes().unwrap();
         let cut = cut.min(whole.len().saturating_sub(2)); // the closing brace is cut, too
         prop_assert!(Record::parse(&whole[..cut], State::Staged).is_err());
         let mut damaged = whole.clone();
@@ -96,7 +96,7 @@ fn the_file_of_version_2_stays_readable() {
         "mode":{"block":{"allocation":"thin"}},"size_bytes":4096,"project":7}"#;
     let record = Record::parse(content, State::Announced).unwrap();
     assert_eq!((record.state, record.mode), (State::Announced, Mode::Block { allocation: Allocation::Thin }));
-    let written = String::from_utf8(record.to_bytes()).expect("UTF-8");
+    let written = String::from_utf8(record.to_bytes().unwrap()).expect("UTF-8");
     assert!(written.starts_with(r#"{"version":2,"#) && !written.contains("cloning"), "{written}");
 }
 
@@ -106,7 +106,7 @@ fn a_clone_that_shares_blocks_is_read_by_no_earlier_release() {
         "mode":{"block":{"allocation":"thick"}},"size_bytes":4096,"project":7,
         "cloning":{"source":"pvc-1","headroom":4096}}"#;
     let record = Record::parse(content, State::Staged).unwrap();
-    assert!(record.to_bytes().starts_with(br#"{"version":3,"#));
+    assert!(record.to_bytes().unwrap().starts_with(br#"{"version":3,"#));
     assert_eq!(record.reserved().saturating_sub(record.mode.reserved(record.size)), Bytes::new(4096));
 }
 
@@ -117,10 +117,21 @@ fn a_snapshot_is_read_by_no_earlier_release() {
     let record = Record::parse(content, State::Announced).unwrap();
     let taken = SystemTime::UNIX_EPOCH + Duration::new(1, 2);
     assert_eq!(record.mode, Mode::Snapshot { taken, sharing: Sharing::Temporary });
-    let written = String::from_utf8(record.to_bytes()).expect("UTF-8");
+    let written = String::from_utf8(record.to_bytes().unwrap()).expect("UTF-8");
     assert!(written.starts_with(r#"{"version":4,"#) && !written.contains("sharing"), "{written}");
     let disk = Mode::Block { allocation: Allocation::Thin };
     assert_eq!(record.reserved(), disk.reserved(record.size), "the whole size is reserved");
+}
+
+#[test]
+fn a_snapshot_before_1970_cannot_be_encoded() {
+    let content = br#"{"version":4,"claim":{"uid":"u","namespace":"n","name":"s"},"class":"local",
+        "mode":{"snapshot":{"taken":{"secs_since_epoch":0,"nanos_since_epoch":0}}},"size_bytes":4096,"project":7}"#;
+    let record = Record::parse(content, State::Announced).unwrap();
+    assert_eq!(Record::parse(&record.to_bytes().unwrap(), State::Announced).unwrap(), record);
+    let taken = SystemTime::UNIX_EPOCH - Duration::from_nanos(1);
+    let error = Record { mode: record.mode.taken_at(taken), ..record }.to_bytes().unwrap_err();
+    assert!(error.to_string().contains("clock of the node is before 1970, set it"), "{error}");
 }
 
 #[test]
@@ -130,7 +141,7 @@ fn a_volume_of_the_controller_service_is_read_by_no_earlier_release() {
         "size_bytes":4096,"project":7}"#;
     let record = Record::parse(content, State::Staged).unwrap();
     assert_eq!(record.owner, Owner::Controller { source: Some("pvc-1".parse().unwrap()) });
-    assert!(record.to_bytes().starts_with(br#"{"version":4,"#));
+    assert!(record.to_bytes().unwrap().starts_with(br#"{"version":4,"#));
     assert_eq!(record.claim.to_string(), "c");
 }
 
@@ -142,9 +153,9 @@ fn a_volume_with_io_limits_is_read_by_no_earlier_release() {
     let record = Record::parse(content, State::Announced).unwrap();
     let io = IoLimits { read_operations: Some(100), write_bytes: Some(Bytes::new(65536)), ..IoLimits::NONE };
     assert_eq!(record.io, io);
-    assert!(record.to_bytes().starts_with(br#"{"version":5,"#));
+    assert!(record.to_bytes().unwrap().starts_with(br#"{"version":5,"#));
     let unlimited = Record { io: IoLimits::NONE, ..record };
-    assert!(unlimited.to_bytes().starts_with(br#"{"version":2,"#), "earlier releases read it again");
+    assert!(unlimited.to_bytes().unwrap().starts_with(br#"{"version":2,"#), "earlier releases read it again");
 }
 
 #[test]
@@ -156,14 +167,14 @@ fn files_of_a_source_are_read_by_no_earlier_release() {
     let record = Record::parse(content, State::Staged).unwrap();
     assert!(record.mode.is_snapshot() && !record.mode.is_block());
     assert_eq!(record.mode.taken(), Some(SystemTime::UNIX_EPOCH + Duration::new(1, 2)));
-    assert!(record.to_bytes().starts_with(br#"{"version":6,"#));
+    assert!(record.to_bytes().unwrap().starts_with(br#"{"version":6,"#));
     let restored = Record { mode: Mode::Filesystem { inodes: Inodes::new(64) }, ..record };
-    assert!(restored.to_bytes().starts_with(br#"{"version":6,"#));
+    assert!(restored.to_bytes().unwrap().starts_with(br#"{"version":6,"#));
     let unfinished =
         Record { cloning: Some(Cloning::new("pvc-1".parse().unwrap(), Bytes::new(4096))), ..restored.clone() };
     assert!(unfinished.reserved() >= restored.reserved().saturating_add(Bytes::new(4096)), "former versions of files");
     let finished = Record { cloning: None, ..restored };
-    assert!(finished.to_bytes().starts_with(br#"{"version":2,"#), "earlier releases read it again");
+    assert!(finished.to_bytes().unwrap().starts_with(br#"{"version":2,"#), "earlier releases read it again");
 }
 
 #[test]
@@ -173,11 +184,11 @@ fn a_snapshot_of_a_rollback_is_read_by_no_earlier_release() {
         "mode":{"snapshot":{"taken":{"secs_since_epoch":1,"nanos_since_epoch":2}}},"size_bytes":4096,"project":8}"#;
     let record = Record::parse(content, State::Staged).unwrap();
     assert_eq!((record.is_exchanged(), record.allocation()), (false, Allocation::Thick));
-    assert!(record.to_bytes().starts_with(br#"{"version":6,"#));
+    assert!(record.to_bytes().unwrap().starts_with(br#"{"version":6,"#));
     let exchanged = Record { project: ProjectId::new(7).unwrap(), ..record };
     assert!(exchanged.is_exchanged());
     let ended = Record { owner: Owner::Provisioner, ..exchanged };
-    assert!(ended.to_bytes().starts_with(br#"{"version":4,"#) && !ended.is_exchanged());
+    assert!(ended.to_bytes().unwrap().starts_with(br#"{"version":4,"#) && !ended.is_exchanged());
 }
 
 #[test]
@@ -191,7 +202,7 @@ fn a_thin_snapshot_reserves_nothing_and_is_read_by_no_earlier_release() {
         );
         let record = Record::parse(content.as_bytes(), State::Announced).unwrap();
         assert_eq!((record.mode.is_thin(), record.mode.is_block()), (true, is_block));
-        assert!(record.to_bytes().starts_with(br#"{"version":7,"#));
+        assert!(record.to_bytes().unwrap().starts_with(br#"{"version":7,"#));
         assert_eq!(record.reserved(), Bytes::ZERO);
         assert!(record.mode.at_present().is_thin(), "with another instant");
         // Regression: the headroom of a snapshot of files was compared with that of the new class, and the call failed.
