@@ -35,7 +35,8 @@ const CONNECTIONS: usize = 64;
 const CALLS: u32 = 64;
 /// Interval and timeout of pings to idle clients.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Largest message that the plugin accepts, in bytes. CSI's fields are paths and names.
+/// Largest message that the plugin accepts, in bytes. CSI's fields are paths and names. tonic rejects a longer one with
+/// `OUT_OF_RANGE`. Its own limit is 4 MiB.
 pub(crate) const MAX_MESSAGE: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]

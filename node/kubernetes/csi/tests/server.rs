@@ -19,8 +19,8 @@ use kubelet::{Kubelet, MANY, connect};
 use mount::Attributes;
 use nix::unistd::Uid;
 use prometheus::Registry;
-use proto::csi::NodeGetInfoRequest;
 use proto::csi::node_client::NodeClient;
+use proto::csi::{NodeGetInfoRequest, NodeUnpublishVolumeRequest};
 use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
@@ -360,11 +360,15 @@ async fn a_stalled_client_delays_the_end_by_the_grace_period() {
 }
 
 #[tokio::test]
-async fn a_message_of_more_than_a_megabyte_is_refused() {
+async fn a_message_of_more_than_a_mebibyte_is_rejected() {
+    const LARGEST: usize = 1 << 20;
     let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut message = node.kubelet.publish("pvc-1", "a", MANY);
-    message.volume_context.insert("key".to_owned(), "x".repeat(1 << 20));
-    assert_eq!(client.node_publish_volume(message).await.expect_err("refused").code(), Code::OutOfRange);
+    for (size, code) in [(LARGEST, Code::InvalidArgument), (LARGEST + 1, Code::OutOfRange)] {
+        // The encoding of the ID begins with the number of the field and three bytes of length.
+        let message = NodeUnpublishVolumeRequest { volume_id: "x".repeat(size - 4), target_path: String::new() };
+        let rejected = client.node_unpublish_volume(message).await.expect_err("no volume has this ID");
+        assert_eq!(rejected.code(), code, "{size} bytes: {rejected:?}");
+    }
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("the connection goes on");
 }
 

@@ -20,7 +20,7 @@ use tonic::transport::Channel;
 use units::Bytes;
 use volume::{IoLimits, IoThrottle, Owner, Record, VolumeId, Volumes as _};
 
-use crate::snapshots::{file, groups, write};
+use crate::snapshots::{file, groups, remove_group, write};
 
 const SIZE: i64 = 16 << 20;
 
@@ -104,6 +104,7 @@ fn the_controller_service_works_beside_the_node_service() {
         pages_have_every_volume_once(&node).await;
         volumes_without_a_fault_are_not_in_the_list_of_health(&node).await;
         no_volume_is_created_for_limits_that_the_node_does_not_have(&node).await;
+        a_message_of_more_than_a_mebibyte_is_rejected(&node).await;
         a_volume_survives_a_restart(&node).await;
     });
     node.end();
@@ -345,6 +346,17 @@ async fn volumes_without_a_fault_are_not_in_the_list_of_health(node: &Node) {
     let found = list(0).await.expect("the health of all");
     assert_eq!((found.entries, found.next_token), (Vec::new(), String::new()));
     assert_eq!(list(-1).await.err(), Some(Code::InvalidArgument));
+}
+
+/// `conformity_ktest` has the other services.
+async fn a_message_of_more_than_a_mebibyte_is_rejected(node: &Node) {
+    const LARGEST: usize = 1 << 20;
+    for (size, expected) in [(LARGEST, Ok(())), (LARGEST + 1, Err(Code::OutOfRange))] {
+        // The encoding of the ID begins with the number of the field and three bytes of length.
+        let id = "x".repeat(size - 4);
+        assert_eq!(delete(node, &id).await, expected, "{size} bytes");
+        assert_eq!(remove_group(node, &id, &[]).await, expected, "{size} bytes");
+    }
 }
 
 async fn a_volume_survives_a_restart(node: &Node) {

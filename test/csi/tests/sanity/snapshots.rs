@@ -52,7 +52,7 @@ async fn get_group(node: &Node, id: &str, listed: &[String]) -> Result<VolumeGro
     found.map(|response| response.group_snapshot.expect("a group"))
 }
 
-async fn remove_group(node: &Node, id: &str, listed: &[String]) -> Result<(), Code> {
+pub(crate) async fn remove_group(node: &Node, id: &str, listed: &[String]) -> Result<(), Code> {
     let (group_snapshot_id, snapshot_ids) = (id.to_owned(), listed.to_vec());
     let request = DeleteVolumeGroupSnapshotRequest { group_snapshot_id, snapshot_ids, ..Default::default() };
     answer(groups(node).delete_volume_group_snapshot(request).await).map(drop)
