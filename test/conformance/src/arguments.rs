@@ -20,11 +20,12 @@ pub(crate) struct Arguments {
     /// Number of nodes of the cluster. Some tests of group snapshots pass on a single node only.
     #[arg(long, default_value = "2")]
     pub(crate) nodes: Nodes,
-    /// Directory for `e2e.log`, `junit.xml` and the consoles of the nodes. The default is a new directory in the
-    /// temporary directory.
+    /// Directory for `results.tsv`, `logs` and the consoles of the nodes. A further run with the same directory repeats
+    /// only the tests that have not passed or been skipped in it: name a new one after a change of the node image. The
+    /// default is a new directory in the temporary directory.
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Lists the tests without running them and without booting a node.
+    /// Prints the names of the tests, one in a line, without running them and without booting a node.
     #[arg(long)]
     pub(crate) dry_run: bool,
     // The build passes all hidden arguments.

@@ -4,24 +4,26 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod e2e;
 mod images;
 #[cfg(test)]
 mod pins;
+mod results;
 mod run;
 mod selection;
+mod test_list;
 
 use crate::arguments::Arguments;
-use crate::run::{Outcome, RunError};
+use crate::run::RunError;
 use clap::Parser as _;
 use std::process::ExitCode;
 use tokio::runtime::Runtime;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let outcome = Runtime::new().map_err(RunError::from);
-    match outcome.and_then(|tasks| tasks.block_on(run::run(&arguments))) {
-        Ok(Outcome::Passed) => ExitCode::SUCCESS,
-        Ok(Outcome::Failed) => ExitCode::FAILURE,
+    let tasks = Runtime::new().map_err(RunError::from);
+    match tasks.and_then(|tasks| tasks.block_on(run::run(&arguments))) {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", causes::lines(&*error));
             ExitCode::FAILURE

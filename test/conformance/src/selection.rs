@@ -17,19 +17,24 @@ pub(crate) enum Suite {
 /// VolumeAttributesClass could apply limits.
 const LIMITED_FILES: &str = r"\[Testpattern: Dynamic PV \(default fs\)\] volume-modify";
 
-/// Selects the tests of the suite whose names match `focus`.
-pub(crate) fn arguments(suite: Suite, focus: Option<&str>) -> Vec<String> {
+/// Filters of the suite, for every process.
+pub(crate) fn filters(suite: Suite) -> Vec<String> {
     match suite {
-        Suite::Conformance => {
-            let focus = focus.map(|focus| format!("--ginkgo.focus={focus}"));
-            ["--ginkgo.label-filter=Conformance".to_owned()].into_iter().chain(focus).collect()
-        }
+        Suite::Conformance => vec!["--ginkgo.label-filter=Conformance".to_owned()],
+        // Disruptive tests restart the kubelet with SSH, which the node does not have.
         Suite::ExternalStorage => {
-            // Disruptive tests restart the kubelet with SSH, which the node does not have.
-            let labels = "--ginkgo.label-filter=!Disruptive && !Flaky".to_owned();
+            vec!["--ginkgo.label-filter=!Disruptive && !Flaky".to_owned(), format!("--ginkgo.skip={LIMITED_FILES}")]
+        }
+    }
+}
+
+/// Selects the tests of the suite whose names match `focus`, for the dry run.
+pub(crate) fn focus(suite: Suite, focus: Option<&str>) -> Option<String> {
+    match suite {
+        Suite::Conformance => focus.map(|focus| format!("--ginkgo.focus={focus}")),
+        Suite::ExternalStorage => {
             let focus = focus.map(|focus| format!(".*(?:{focus})"));
-            let focus = format!("--ginkgo.focus={EXTERNAL_STORAGE}{}", focus.unwrap_or_default());
-            vec![labels, format!("--ginkgo.skip={LIMITED_FILES}"), focus]
+            Some(format!("--ginkgo.focus={EXTERNAL_STORAGE}{}", focus.unwrap_or_default()))
         }
     }
 }
@@ -40,14 +45,15 @@ mod tests {
 
     #[test]
     fn conformance_tests_are_selected_by_their_label() {
-        assert_eq!(arguments(Suite::Conformance, None), ["--ginkgo.label-filter=Conformance"]);
-        let focused = arguments(Suite::Conformance, Some("ConfigMap|Secrets"));
-        assert_eq!(focused, ["--ginkgo.label-filter=Conformance", "--ginkgo.focus=ConfigMap|Secrets"]);
+        assert_eq!(filters(Suite::Conformance), ["--ginkgo.label-filter=Conformance"]);
+        assert_eq!(focus(Suite::Conformance, None), None);
+        let focused = focus(Suite::Conformance, Some("ConfigMap|Secrets"));
+        assert_eq!(focused.as_deref(), Some("--ginkgo.focus=ConfigMap|Secrets"));
     }
 
     #[test]
     fn a_focus_does_not_add_tests_of_other_suites() {
-        let of = |focus| arguments(Suite::ExternalStorage, focus).pop().unwrap();
+        let of = |text| focus(Suite::ExternalStorage, text).unwrap();
         assert_eq!(of(None), r"--ginkgo.focus=External Storage \[Driver: ");
         assert_eq!(of(Some("a|b")), r"--ginkgo.focus=External Storage \[Driver: .*(?:a|b)");
     }
