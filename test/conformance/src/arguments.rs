@@ -20,6 +20,9 @@ pub(crate) struct Arguments {
     /// Number of nodes of the cluster. Some tests of group snapshots pass on a single node only.
     #[arg(long, default_value = "2")]
     pub(crate) nodes: Nodes,
+    /// Number of tests that run at once, at most 8. Tests with `[Serial]` in their names run alone, after the others.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub(crate) processes: u8,
     /// Directory for `results.tsv`, `logs` and the consoles of the nodes. A further run with the same directory repeats
     /// only the tests that have not passed or been skipped in it: name a new one after a change of the node image. The
     /// default is a new directory in the temporary directory.
@@ -91,11 +94,15 @@ mod tests {
         assert!("a/b.tar".parse::<Archive>().is_err());
     }
 
-    fn parsed(last: &[&str]) -> Arguments {
+    fn try_parsed(last: &[&str]) -> Result<Arguments, clap::Error> {
         let files = ["e2e", "kubectl", "driver", "kernel", "initramfs", "system", "cmdline"];
         let files = files.map(|name| format!("--{name}=file"));
         let all = ["conformance"].into_iter().chain(files.iter().map(String::as_str)).chain(last.iter().copied());
-        Arguments::try_parse_from(all).unwrap()
+        Arguments::try_parse_from(all)
+    }
+
+    fn parsed(last: &[&str]) -> Arguments {
+        try_parsed(last).unwrap()
     }
 
     #[test]
@@ -105,6 +112,14 @@ mod tests {
         let arguments = parsed(&["--suite=external-storage", "--focus=data", "--nodes=1"]);
         assert_eq!(arguments.nodes, Nodes::ONE);
         assert_eq!((arguments.suite, arguments.focus.as_deref()), (Suite::ExternalStorage, Some("data")));
+    }
+
+    #[test]
+    fn one_to_eight_tests_run_at_once() {
+        assert_eq!(parsed(&[]).processes, 1);
+        assert_eq!(parsed(&["--processes=8"]).processes, 8);
+        assert!(try_parsed(&["--processes=0"]).is_err());
+        assert!(try_parsed(&["--processes=9"]).is_err());
     }
 
     #[test]

@@ -4,7 +4,8 @@ use crate::arguments::Arguments;
 use crate::e2e;
 use crate::images;
 use crate::results::{Outcome, Results, TestResult};
-use crate::test_list::TestList;
+use crate::test_list::{self, TestList};
+use futures::{StreamExt as _, stream};
 use launch::{Cluster, ClusterOptions, Options, SHUTDOWN_LIMIT, StepError};
 use std::env;
 use std::error::Error;
@@ -157,12 +158,20 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Runs the tests, several at once, and then those that must run alone.
     async fn all(&self, names: Vec<&str>, kubeconfig: &Path, results: &mut Results) -> Result<(), StepError> {
         let count = names.len();
-        for (number, name) in (1..).zip(names) {
-            let result = self.one(name, kubeconfig).await?;
-            print(format_args!("{number}/{count}\t{result}"));
-            results.add(result)?;
+        let mut finished = 0;
+        let (serial, parallel): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| test_list::is_serial(name));
+        for (names, limit) in [(parallel, self.arguments.processes), (serial, 1)] {
+            let processes = stream::iter(names).map(|name| self.one(name, kubeconfig));
+            let mut running = processes.buffer_unordered(usize::from(limit));
+            while let Some(result) = running.next().await {
+                let result = result?;
+                finished += 1;
+                print(format_args!("{finished}/{count}\t{result}"));
+                results.add(result)?;
+            }
         }
         Ok(())
     }

@@ -66,10 +66,11 @@ impl TestList {
         }
         // The order of the report is random.
         names.sort();
+        names.sort_by_key(|name| is_serial(name));
         Ok(Self { description: report.suite_description, names })
     }
 
-    /// Full names in the order of a run.
+    /// Full names in the order of a run: those with `[Serial]` are the last.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
@@ -79,6 +80,11 @@ impl TestList {
     pub(crate) fn focus(&self, name: &str) -> String {
         format!(r"--ginkgo.focus=^\Q{} {name}\E$", self.description)
     }
+}
+
+/// Whether the test must run alone.
+pub(crate) fn is_serial(name: &str) -> bool {
+    name.contains("[Serial]")
 }
 
 #[cfg(test)]
@@ -97,6 +103,18 @@ mod tests {
     }
 
     #[test]
+    fn serial_tests_are_the_last() {
+        let specs = [
+            spec(r#"["[sig-b] B [Serial]"]"#, "b", r#""passed""#),
+            spec(r#"["[sig-c] C", ""]"#, "c", r#""passed""#),
+            spec(r#"["[sig-a] A"]"#, "a [Serial]", r#""passed""#),
+            spec(r#"["[sig-a] A"]"#, "b", r#""passed""#),
+        ];
+        let list = parse(&specs.join(",")).unwrap();
+        assert_eq!(list.names(), ["[sig-a] A b", "[sig-c] C c", "[sig-a] A a [Serial]", "[sig-b] B [Serial] b"]);
+    }
+
+    #[test]
     fn only_selected_tests_are_listed() {
         let of_the_suite = r#"{"ContainerHierarchyTexts": null, "LeafNodeType": "ReportAfterSuite",
             "LeafNodeText": "Invariant Metrics", "State": "passed"}"#;
@@ -107,7 +125,7 @@ mod tests {
             of_the_suite.to_owned(),
         ];
         assert!(matches!(parse(&others.join(",")), Err(TestListError::Empty)));
-        let list = parse(&[&others[..], &[spec(r#"["A", ""]"#, "a", r#""passed""#)]].concat().join(",")).unwrap();
+        let list = parse(&[&others[..], &[spec(r#"["A"]"#, "a", r#""passed""#)]].concat().join(",")).unwrap();
         assert_eq!(list.names(), ["A a"]);
     }
 
