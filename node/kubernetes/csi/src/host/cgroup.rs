@@ -226,9 +226,8 @@ mod tests {
     fn a_cgroup_is_of_the_pod_with_exactly_its_uid() {
         const UID: &str = "0c1d2e3f-0000-4000-8000-00000000abcd";
         const STATIC: &str = "0c1d2e3f0000400080000000000abcd0";
-        let is_of = |name: &str, uid: &str| {
-            PodCgroup { name: name.to_owned(), path: PathBuf::new() }.is_of(OsStr::new(uid))
-        };
+        let is_of =
+            |name: &str, uid: &str| PodCgroup { name: name.to_owned(), path: PathBuf::new() }.is_of(OsStr::new(uid));
         for uid in [UID, STATIC] {
             let slice = uid.replace('-', "_");
             let names = [
