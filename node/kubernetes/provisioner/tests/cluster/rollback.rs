@@ -476,34 +476,49 @@ pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Clu
     fixture.end().await
 }
 
-/// Regression: removals of unfinished copies with many files took the passes over all claims.
+/// Regression: removals of unfinished copies with many files took the passes over all claims, and later still those of
+/// copies whose volumes were expanded meanwhile.
 pub async fn claims_are_served_while_removals_of_copies_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut node = Node::start(&cluster, "rollback-slow").await?;
+    let mut fixture = Fixture::new(&cluster, "rollback-slow").await?;
+    let Fixture { node, api, .. } = &mut fixture;
     let mut copies = Vec::new();
-    // More copies than passes at once.
+    // More copies than passes at once. Every second rollback continues, the others are canceled.
     for number in 0..=Settings::PARALLEL.get() {
         let name = format!("data-{number}");
         let volume = node.volume(&name, json!({"volumeMode": "Block"})).await?;
         let uid = node.claims().get(&name).await?.uid().unwrap_or_default();
-        copies.push((name, volume, format!("snapshot-{uid}-1").parse::<VolumeId>()?));
+        let (mut request, mut source) = (None, "snapshot-before".parse::<VolumeId>()?);
+        if number % 2 == 1 {
+            let snapshot = format!("before-{number}");
+            let handle = json!({"volumeHandle": volume.as_str()});
+            let content = api.create(&snapshot, Some(&node.name), handle, json!({})).await?;
+            api.ready(&snapshot, &content.name_any()).await?;
+            (request, source) = (Some(snapshot), format!("snapshot-{}", content.uid().unwrap_or_default()).parse()?);
+        }
+        copies.push((name, request, volume, source, format!("snapshot-{uid}-1").parse::<VolumeId>()?));
     }
     node.halt().await?;
-    for (number, (name, volume, kept)) in (1000..).zip(&copies) {
+    for (number, (name, request, volume, source, kept)) in (1000..).zip(&copies) {
         let record = node.volumes.record(volume).ok_or("a record")?;
-        let (source, allocation) = ("snapshot-before".parse()?, Allocation::Thick);
+        let (source, allocation) = (source.clone(), Allocation::Thick);
         let owner = Owner::Rollback(Rollback { volume: volume.clone(), source, project: record.project, allocation });
         let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary };
         // Another project than the volume's: the content is not exchanged.
         let project = ProjectId::new(number).ok_or("a project")?;
-        node.volumes.put(kept, Record { owner, mode, project, state: State::Staged, ..record });
-        // The request was removed while the content was copied.
-        merge(&node.claims(), name, json!({"metadata": {"annotations": {ROLLBACK: kept.as_str()}}})).await?;
+        // The volume was expanded while the content was copied.
+        let size = Bytes::new(record.size.get() / 2);
+        node.volumes.put(kept, Record { owner, mode, size, project, state: State::Staged, ..record });
+        let annotations = json!({RESTORE_FROM: request, ROLLBACK: kept.as_str()});
+        merge(&node.claims(), name, json!({"metadata": {"annotations": annotations}})).await?;
     }
     node.volumes.hold(true);
     node.run().await?;
     node.provisioned("other", json!({})).await?;
+    for (name, ..) in &copies {
+        merge(&node.claims(), name, json!({"metadata": {"annotations": {RESTORE_FROM: null}}})).await?;
+    }
     node.volumes.hold(false);
-    for (name, _, kept) in &copies {
+    for (name, .., kept) in &copies {
         until("the end of the rollback", async || {
             let annotation = node.claims().get(name).await?.annotations().get(ROLLBACK).cloned();
             let found = (annotation, node.volumes.record(kept));
@@ -511,7 +526,7 @@ pub async fn claims_are_served_while_removals_of_copies_take_long(cluster: Arc<C
         })
         .await?;
     }
-    node.end().await
+    fixture.end().await
 }
 
 pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
