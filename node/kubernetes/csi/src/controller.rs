@@ -402,15 +402,13 @@ impl<H: Host> Controller for ControllerService<H> {
         &self,
         request: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
-        let text = request.into_inner().snapshot_id;
-        let found = match Named::snapshot("snapshot_id", &text).map_err(ControllerError::from)? {
-            Named::Impossible => None,
-            Named::Volume(id) => {
-                let record = self.volumes.record(&id).map_err(ControllerError::Read)?;
-                record.and_then(|record| snapshots::message(&id, &record))
-            }
+        let id = match Named::snapshot("snapshot_id", &request.get_ref().snapshot_id).map_err(ControllerError::from)? {
+            Named::Impossible => return Err(ControllerError::Impossible.into()),
+            Named::Volume(id) => id,
         };
-        let snapshot = Some(found.ok_or(ControllerError::NoSnapshot(text))?);
+        let record = self.volumes.record(&id).map_err(ControllerError::Read)?;
+        let found = record.and_then(|record| snapshots::message(&id, &record));
+        let snapshot = Some(found.ok_or(ControllerError::NoSnapshot(id))?);
         Ok(Response::new(GetSnapshotResponse { snapshot }))
     }
 

@@ -1,5 +1,6 @@
 //! The gRPC codes of all errors. No mapping has a default, so that a new error needs a decision.
 
+use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -11,6 +12,17 @@ use crate::controller::{Conflict, SourceRejection};
 use crate::host::{ActError, CgroupError, LookError};
 use crate::plan::PlanError;
 use crate::request::{PathError, RequestError};
+
+/// Maximum length of a message in bytes. gRPC sends it in a header, where a byte can take three, and many clients
+/// accept 16 KiB of headers. Requests have up to 1 MiB, and some messages repeat a field of them.
+const MESSAGE_MAX: usize = 4096;
+
+/// The status of a call that failed.
+fn status(code: Code, error: &dyn Error) -> Status {
+    let mut message = causes::line(error);
+    message.truncate(message.floor_char_boundary(MESSAGE_MAX));
+    Status::new(code, message)
+}
 
 /// A call of the Node service with an operation. The code of some errors depends on the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,14 +113,14 @@ pub(crate) enum ControllerError {
     Source(#[from] SourceRejection),
     #[error("volume {0} does not exist on this node")]
     Unknown(VolumeId),
-    #[error("the volume does not exist: its ID has invalid characters")]
+    #[error("no volume, snapshot or group has the ID of the request: it has invalid characters, or is too long")]
     Impossible,
     #[error("volume {id} is a {is} volume; correct the access type of volume_capability")]
     Mode { id: VolumeId, is: volume::Mode },
     #[error("accessibility_requirements exclude node {node}, and its volumes can be used there only")]
     Elsewhere { node: String },
     #[error("snapshot or group {0} does not exist on this node, or is not complete")]
-    NoSnapshot(String),
+    NoSnapshot(VolumeId),
     #[error("snapshot {id} is a member of group {group}; delete the group")]
     Member { id: VolumeId, group: VolumeId },
     #[error("group {group} exists already with other volumes: {found}; delete it, or use another name")]
@@ -145,7 +157,7 @@ impl From<ControllerError> for Status {
             | ControllerError::Look(_)
             | ControllerError::Live(_) => Code::Internal,
         };
-        Self::new(code, causes::line(&error))
+        status(code, &error)
     }
 }
 
@@ -222,7 +234,7 @@ impl From<CallError> for Status {
             CallError::Request { source, .. } => of_request(source),
             CallError::Failed { source, .. } => of_failure(source),
         };
-        Self::new(code, causes::line(&error))
+        status(code, &error)
     }
 }
 
@@ -385,6 +397,24 @@ mod tests {
         let status = Status::from(ControllerError::OfProvisioner { change: Change::Delete, id: id(), claim });
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().contains("claim shop/data; run the node with --provisioner=own"), "{status}");
+    }
+
+    /// Regression: a client got an error of HTTP/2 instead of the code.
+    #[test]
+    fn messages_that_repeat_a_long_request_are_cut() {
+        let long = || "ä".repeat(1 << 19);
+        for error in [
+            RequestError::Token { found: long() },
+            RequestError::FilesystemType { found: long() },
+            RequestError::VolumeId(long().parse::<VolumeId>().expect_err("an invalid ID")),
+        ] {
+            let controller = Status::from(ControllerError::Request(error));
+            assert!(controller.message().len() <= MESSAGE_MAX, "{controller}");
+        }
+        let found = RequestError::FilesystemType { found: long() };
+        let node = Status::from(CallError::Request { call: Call::Publish, source: found });
+        assert!(node.message().len() <= MESSAGE_MAX, "{node}");
+        assert!(node.message().starts_with("invalid request: file system"), "{node}");
     }
 
     #[test]

@@ -84,13 +84,13 @@ impl<H: Host> GroupController for ControllerService<H> {
         request: Request<GetVolumeGroupSnapshotRequest>,
     ) -> Result<Response<GetVolumeGroupSnapshotResponse>, Status> {
         let GetVolumeGroupSnapshotRequest { group_snapshot_id, snapshot_ids, secrets: _ } = request.into_inner();
-        let missing = || ControllerError::NoSnapshot(group_snapshot_id.clone());
         let id = match Named::snapshot("group_snapshot_id", &group_snapshot_id).map_err(ControllerError::from)? {
-            Named::Impossible => return Err(missing().into()),
+            Named::Impossible => return Err(ControllerError::Impossible.into()),
             Named::Volume(id) => id,
         };
         let group = id.clone();
         let members = self.on_disk(move |volumes| members(volumes, &group)).await?;
+        let missing = || ControllerError::NoSnapshot(id.clone());
         let group_snapshot = Some(snapshots::group_message(&id, &members).ok_or_else(missing)?);
         snapshots::check_listed(&id, &snapshot_ids, &members)?;
         Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot }))
