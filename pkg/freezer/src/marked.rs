@@ -10,20 +10,19 @@ use crate::error::{FreezeError, Operation};
 /// Maximum number of levels below the root. Kubernetes uses four, container runtimes in pods a few more.
 const LEVELS: usize = 16;
 
-/// Thaws all cgroups below `root` that have [`MARK`](crate::MARK), up to 16 levels deep, and removes the mark. Returns
-/// their paths. Other cgroups stay as they are, frozen or not. Call this function at the start, before the first
-/// [`freeze`](crate::freeze).
+/// Thaws all cgroups below `root` that have [`MARK`](crate::MARK), up to 16 levels deep, and removes the mark. Calls
+/// `thawed` with the path of each. Other cgroups stay as they are, frozen or not. Call this function at the start,
+/// before the first [`freeze`](crate::freeze).
 ///
 /// # Errors
 /// The first error that occurred, on a cgroup or while a directory was read; all other cgroups are thawed nevertheless.
 /// A missing `root` is not an error.
-pub fn thaw_marked(root: &Path) -> Result<Vec<PathBuf>, FreezeError> {
-    let mut thawed = Vec::new();
-    thaw_below(root, LEVELS, &mut thawed).map(|()| thawed)
+pub fn thaw_marked(root: &Path, mut thawed: impl FnMut(&Path)) -> Result<(), FreezeError> {
+    thaw_below(root, LEVELS, &mut thawed)
 }
 
 /// Thaws the marked cgroups below `dir`, even after an error. Returns the first error.
-fn thaw_below(dir: &Path, levels: usize, thawed: &mut Vec<PathBuf>) -> Result<(), FreezeError> {
+fn thaw_below(dir: &Path, levels: usize, thawed: &mut dyn FnMut(&Path)) -> Result<(), FreezeError> {
     // The directory is closed before those below it are opened.
     let listed: Vec<io::Result<PathBuf>> = match fs::read_dir(dir) {
         Ok(entries) => entries.filter_map(directory).collect(),
@@ -33,7 +32,10 @@ fn thaw_below(dir: &Path, levels: usize, thawed: &mut Vec<PathBuf>) -> Result<()
     for path in listed {
         first = first.and(match path {
             Ok(path) => {
-                let done = thaw(&path).map(|is_thawed| thawed.extend(is_thawed.then(|| path.clone())));
+                let done = thaw(&path);
+                if matches!(done, Ok(true)) {
+                    thawed(&path);
+                }
                 done.and(if levels > 1 { thaw_below(&path, levels - 1, thawed) } else { Ok(()) })
             }
             // A cgroup that was removed meanwhile has nothing to thaw.
@@ -59,11 +61,15 @@ mod tests {
 
     use super::*;
 
+    fn none(path: &Path) {
+        panic!("{} was thawed", path.display());
+    }
+
     /// Regression: a directory that could not be read counted as one without marked cgroups.
     #[test]
     fn a_directory_that_cannot_be_read_is_an_error() {
-        let unreadable = thaw_marked(Path::new("/proc/self/status"));
+        let unreadable = thaw_marked(Path::new("/proc/self/status"), none);
         assert!(matches!(unreadable, Err(FreezeError::Cgroup { errno: Errno::ENOTDIR, .. })), "{unreadable:?}");
-        assert_eq!(thaw_marked(Path::new("/proc/self/missing")).unwrap(), [] as [PathBuf; 0]);
+        thaw_marked(Path::new("/proc/self/missing"), none).unwrap();
     }
 }

@@ -475,9 +475,24 @@ fn marked_cgroups_are_thawed_at_the_start_and_others_stay_frozen() {
     fs::create_dir(&other).unwrap();
     fs::write(other.join("cgroup.freeze"), "1").unwrap();
     pod.leave_frozen();
-    assert_eq!(thaw_marked(Path::new(ROOT)).unwrap(), std::slice::from_ref(&pod.path));
+    let mut thawed = Vec::new();
+    thaw_marked(Path::new(ROOT), |path| thawed.push(path.to_owned())).unwrap();
+    assert_eq!(thawed, std::slice::from_ref(&pod.path));
     pod.expect_thawed();
     assert_eq!(fs::read_to_string(other.join("cgroup.freeze")).unwrap().trim(), "1");
-    assert_eq!(thaw_marked(Path::new(ROOT)).unwrap(), [] as [PathBuf; 0]);
+    thaw_marked(Path::new(ROOT), |path| panic!("{} was thawed again", path.display())).unwrap();
     fs::remove_dir(other).unwrap();
+}
+
+/// Regression: after an error, the caller did not get the paths.
+#[test]
+fn thawed_cgroups_are_named_despite_an_error() {
+    let pod = Pod::start();
+    pod.leave_frozen();
+    let mut thawed = Vec::new();
+    // The directories there are not cgroups that can be frozen.
+    let error = thaw_marked(Path::new("/tmp"), |path| thawed.push(path.to_owned())).unwrap_err();
+    assert!(matches!(error, FreezeError::Cgroup { errno: Errno::ENOENT, .. }), "{error:?}");
+    assert_eq!(thawed, std::slice::from_ref(&pod.path));
+    pod.expect_thawed();
 }

@@ -90,10 +90,9 @@ impl PublishedPods {
 
     /// Thaws the pods that an earlier process left frozen.
     pub(super) fn thaw(&self) -> Result<(), FreezeError> {
-        for cgroup in freezer::thaw_marked(self.cgroups.root())? {
+        freezer::thaw_marked(self.cgroups.root(), |cgroup| {
             info!(cgroup = %cgroup.display(), "cgroup thawed, an earlier process had frozen it");
-        }
-        Ok(())
+        })
     }
 
     fn stop(&self, ids: &[VolumeId], budget: Duration) -> Result<Stopped, StopError> {

@@ -108,7 +108,10 @@ impl Linux {
     /// must call [`guard`](crate::guard). Also thaws the pods that an earlier process left frozen.
     pub fn freezer(&self) -> Weak<dyn PodFreezer> {
         if let Err(reason) = self.pods.thaw() {
-            error!(error = &reason as &dyn Error, "cannot thaw the pods that an earlier process froze; delete them");
+            error!(
+                error = &reason as &dyn Error,
+                "cannot thaw all pods that an earlier process froze; delete those that are still frozen"
+            );
         }
         let pods: Arc<dyn PodFreezer> = self.pods.clone();
         Arc::downgrade(&pods)
