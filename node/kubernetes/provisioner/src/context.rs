@@ -39,8 +39,8 @@ const NEXT_PASS: Duration = Duration::from_millis(10);
 /// ([`Settings::PARALLEL`](crate::Settings::PARALLEL) of each controller) to other tenants.
 const CLONES: usize = 2;
 
-/// Maximum number of passes that remove snapshots at once, for the same reason. The snapshots of a group are removed
-/// one after the other.
+/// Maximum number of passes that remove snapshots or copies of unfinished rollbacks at once, for the same reason. The
+/// snapshots of a group are removed one after the other.
 const REMOVALS: usize = 4;
 
 /// Result of a pass that did not fail.
@@ -239,7 +239,8 @@ impl Provisioner {
         Some(CloneTurn { _content: content })
     }
 
-    /// Requests a place for the removal of snapshots. Without a place, the pass ends with [`Outcome::Occupied`].
+    /// Requests a place for the removal of snapshots, or of the copy of an unfinished rollback. Without a place, the
+    /// pass ends with [`Outcome::Occupied`].
     pub(crate) fn removal_place(&self) -> Option<SemaphorePermit<'_>> {
         self.places.removals.try_acquire().ok()
     }
