@@ -96,6 +96,6 @@ pub const IMAGE_ARCHIVE_PREFIX: &str = "image-";
 /// Prefix length of the part of the pod network that a node gets.
 pub const NODE_PREFIX: u8 = 24;
 
-/// Limit of the events of a namespace. etcd keeps events for an hour. A pod that is created, scheduled and started causes
-/// about six.
+/// Limit of the events of a namespace. etcd keeps events for an hour. A pod that is created, scheduled and started
+/// causes about six.
 pub const EVENT_RATE: Rate = Rate { burst: 2000, per_second: 20 };
