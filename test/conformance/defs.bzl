@@ -22,12 +22,13 @@ def _shell_layer_impl(ctx):
         lines.append("mkdir -p \"$work/{path}\"; chmod 1777 \"$work/{path}\"".format(path = path))
     for path, content in ctx.attr.texts.items():
         lines.append("mkdir -p \"$work/$(dirname {path})\"; printf '%s\\n' '{content}' >\"$work/{path}\"".format(content = content, path = path))
-    for program, path in ctx.attr.setuid.items():
-        file = program[DefaultInfo].files.to_list()[0].path
-        lines.append("mkdir -p \"$work/$(dirname {path})\"; cp {file} \"$work/{path}\"; chmod 4755 \"$work/{path}\"".format(file = file, path = path))
+    for mode, programs in {"0755": ctx.attr.programs, "4755": ctx.attr.setuid}.items():
+        for program, path in programs.items():
+            file = program[DefaultInfo].files.to_list()[0].path
+            lines.append("mkdir -p \"$work/$(dirname {path})\"; cp {file} \"$work/{path}\"; chmod {mode} \"$work/{path}\"".format(file = file, mode = mode, path = path))
     lines.append("tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C \"$work\" -cf {} .".format(out.path))
     ctx.actions.run_shell(
-        inputs = [ctx.file.busybox] + ctx.files.setuid,
+        inputs = [ctx.file.busybox] + ctx.files.programs + ctx.files.setuid,
         outputs = [out],
         command = "\n".join(lines),
         mnemonic = "ShellLayer",
@@ -43,6 +44,7 @@ shell_layer = rule(
         "busybox": attr.label(default = "//third_party/debian:busybox", allow_single_file = True, doc = "The program, linked statically."),
         "directories": attr.string_list(doc = "Further directories that every user may write to."),
         "links": attr.string_dict(doc = "Path in the image -> target of the link."),
+        "programs": attr.label_keyed_string_dict(allow_files = True, doc = "Program -> path in the image."),
         "setuid": attr.label_keyed_string_dict(allow_files = True, doc = "Program -> path in the image. It runs with the rights of root."),
         "texts": attr.string_dict(doc = "Path in the image -> content of the file, without a quotation mark."),
     },

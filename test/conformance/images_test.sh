@@ -59,6 +59,8 @@ while [ $# -gt 0 ]; do
             dd=$(PATH=$work/root/usr/bin execute "$shell" -c 'command -v dd') || fail "its shell is not Debian's"
             [ "$dd" = "$work/root/usr/bin/dd" ] || fail "its shell executes $dd, not Debian's dd"
             ;;
+        */busybox:*)
+            env -i data-1=value PATH="$work/root/bin" "$work/root/bin/bash" -c env | grep -qx data-1=value || fail "its shell drops data-1" ;;
         */nginx:*) [ -e "$work/root/etc/nginx/nginx.conf" ] || fail "nginx has no configuration" ;;
     esac
 done
