@@ -23,7 +23,7 @@ pub use ca_digest::{CaDigest, DigestError};
 pub use card::{Card, CardError};
 pub use domain::{ClusterDomain, DomainError, is_label};
 pub use overcommit::{Overcommit, OvercommitError};
-pub use rate_limiter::{Rate, RateLimiter};
+pub use rate_limiter::{Rate, RateLimiter, TokenBucket};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cluster::{Rate, RateLimiter};
+use cluster::{Rate, TokenBucket};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceLimit {
@@ -24,9 +24,14 @@ impl Default for SourceLimit {
 #[derive(Debug)]
 pub(crate) struct Limiter {
     limit: SourceLimit,
-    lines: RateLimiter,
-    /// For each source, the number of suppressed lines that were not reported yet, and the time of the first.
-    suppressed: BTreeMap<String, Option<(u64, Duration)>>,
+    sources: BTreeMap<String, Source>,
+}
+
+#[derive(Debug, Default)]
+struct Source {
+    lines: TokenBucket,
+    /// Number of suppressed lines that were not reported yet, and the time of the first.
+    suppressed: Option<(u64, Duration)>,
 }
 
 /// Maximum number of sources. Names come from this program. More names are a bug, and share a bucket.
@@ -35,16 +40,20 @@ const OTHERS: &str = "others";
 
 impl Limiter {
     pub(crate) fn new(limit: SourceLimit) -> Self {
-        Self { limit, lines: RateLimiter::new(limit.rate), suppressed: BTreeMap::new() }
+        Self { limit, sources: BTreeMap::new() }
     }
 
     pub(crate) fn take(&mut self, name: &str, now: Duration, is_urgent: bool) -> bool {
-        let name = if self.suppressed.contains_key(name) || self.suppressed.len() < MOST { name } else { OTHERS };
-        let suppressed = self.suppressed.entry(name.to_owned()).or_default();
+        let name = if self.sources.len() < MOST || self.sources.contains_key(name) { name } else { OTHERS };
+        // `entry` would allocate the name for each line.
+        let source = match self.sources.get_mut(name) {
+            Some(source) => source,
+            None => self.sources.entry(name.to_owned()).or_default(),
+        };
         let reserve = if is_urgent { 0 } else { self.limit.rate.burst / 4 };
-        let may = self.lines.take(name, reserve, now);
+        let may = source.lines.take(self.limit.rate, reserve, now);
         if !may {
-            suppressed.get_or_insert((0, now)).0 += 1;
+            source.suppressed.get_or_insert((0, now)).0 += 1;
         }
         may
     }
@@ -52,11 +61,11 @@ impl Limiter {
     /// Sources with their numbers of suppressed lines, once the window is over.
     pub(crate) fn report(&mut self, now: Duration) -> Vec<(String, u64)> {
         let window = self.limit.window;
-        let reported = |(name, suppressed): (&String, &mut Option<(u64, Duration)>)| {
-            let (count, _) = suppressed.take_if(|(_, since)| now.saturating_sub(*since) >= window)?;
+        let reported = |(name, source): (&String, &mut Source)| {
+            let (count, _) = source.suppressed.take_if(|(_, since)| now.saturating_sub(*since) >= window)?;
             Some((name.clone(), count))
         };
-        self.suppressed.iter_mut().filter_map(reported).collect()
+        self.sources.iter_mut().filter_map(reported).collect()
     }
 }
 
@@ -107,7 +116,7 @@ mod tests {
         for name in 0..10_000 {
             limiter.take(&name.to_string(), Duration::ZERO, true);
         }
-        assert!(limiter.suppressed.len() <= MOST + 1);
+        assert!(limiter.sources.len() <= MOST + 1);
     }
 
     proptest! {

@@ -93,7 +93,7 @@ impl EventQueue {
     pub(crate) fn add(&self, event: QueuedEvent) {
         if let Some(namespace) = &event.regarding.namespace
             && event.limit == EventLimit::Namespace
-            && !self.namespaces.lock().unwrap_or_else(PoisonError::into_inner).take(namespace, 0, self.start.elapsed())
+            && !self.namespaces.lock().unwrap_or_else(PoisonError::into_inner).take(namespace, self.start.elapsed())
         {
             self.metrics.event_dropped();
             debug!(reason = event.event.reason, namespace, "too many events of the namespace, event dropped");
