@@ -34,7 +34,7 @@ struct Source {
     suppressed: Option<(u64, Duration)>,
 }
 
-/// Maximum number of sources. Names come from this program. More names are a bug, and share a bucket.
+/// Maximum number of sources. Names come from this program. More names are a bug, and count as one source.
 const MOST: usize = 200;
 const OTHERS: &str = "others";
 
@@ -43,7 +43,8 @@ impl Limiter {
         Self { limit, sources: BTreeMap::new() }
     }
 
-    pub(crate) fn take(&mut self, name: &str, now: Duration, is_urgent: bool) -> bool {
+    /// Takes a line of the source `name`. `Err` has the source that a suppressed line counts to.
+    pub(crate) fn take<'a>(&mut self, name: &'a str, now: Duration, is_urgent: bool) -> Result<(), &'a str> {
         let name = if self.sources.len() < MOST || self.sources.contains_key(name) { name } else { OTHERS };
         // `entry` would allocate the name for each line.
         let source = match self.sources.get_mut(name) {
@@ -51,11 +52,11 @@ impl Limiter {
             None => self.sources.entry(name.to_owned()).or_default(),
         };
         let reserve = if is_urgent { 0 } else { self.limit.rate.burst / 4 };
-        let may = source.lines.take(self.limit.rate, reserve, now);
-        if !may {
-            source.suppressed.get_or_insert((0, now)).0 += 1;
+        if source.lines.take(self.limit.rate, reserve, now) {
+            return Ok(());
         }
-        may
+        source.suppressed.get_or_insert((0, now)).0 += 1;
+        Err(name)
     }
 
     /// Sources with their numbers of suppressed lines, once the window is over.
@@ -78,7 +79,7 @@ mod tests {
     const LIMIT: SourceLimit = SourceLimit { rate: Rate { burst: 8, per_second: 2 }, window: Duration::from_secs(10) };
 
     fn said(limiter: &mut Limiter, lines: usize, at: Duration, is_urgent: bool) -> usize {
-        (0..lines).filter(|_| limiter.take("kubelet", at, is_urgent)).count()
+        (0..lines).filter(|_| limiter.take("kubelet", at, is_urgent).is_ok()).count()
     }
 
     fn reported(limiter: &mut Limiter, at: Duration) -> Option<u64> {
@@ -106,17 +107,20 @@ mod tests {
     fn sources_have_separate_limits() {
         let mut limiter = Limiter::new(LIMIT);
         assert_eq!(said(&mut limiter, 99, Duration::ZERO, true), 8);
-        assert!(limiter.take("etcd", Duration::ZERO, true));
+        assert_eq!(limiter.take("etcd", Duration::ZERO, true), Ok(()));
         assert_eq!(limiter.report(LIMIT.window), [("kubelet".to_owned(), 91)]);
     }
 
     #[test]
-    fn the_number_of_sources_is_limited() {
+    fn sources_above_the_maximum_share_a_limit_and_a_name() {
         let mut limiter = Limiter::new(LIMIT);
-        for name in 0..10_000 {
-            limiter.take(&name.to_string(), Duration::ZERO, true);
-        }
-        assert!(limiter.sources.len() <= MOST + 1);
+        let names: Vec<String> = (0..10_000).map(|name| name.to_string()).collect();
+        let suppressed: Vec<_> =
+            names.iter().filter_map(|name| limiter.take(name, Duration::ZERO, true).err()).collect();
+        assert_eq!(suppressed, vec![OTHERS; names.len() - MOST - 8]);
+        assert_eq!(limiter.sources.len(), MOST + 1);
+        let earlier = (0..8).find_map(|_| limiter.take("0", Duration::ZERO, true).err());
+        assert_eq!(earlier, Some("0"));
     }
 
     proptest! {

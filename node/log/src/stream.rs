@@ -168,15 +168,13 @@ impl Shared {
     }
 
     fn log(&self, record: Record) {
-        let source = record.origin.group();
-        let may = {
+        let taken = {
             let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
-            limiter.take(source, uptime(), record.level <= Level::WARN)
+            limiter.take(record.origin.group(), uptime(), record.level <= Level::WARN)
         };
-        if may {
-            self.emit(record);
-        } else {
-            self.metrics.suppressed.with_label_values(&[source]).inc();
+        match taken {
+            Ok(()) => self.emit(record),
+            Err(source) => self.metrics.suppressed.with_label_values(&[source]).inc(),
         }
     }
 
