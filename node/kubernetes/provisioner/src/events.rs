@@ -516,13 +516,21 @@ pub(crate) fn shortened(mut text: String) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use cluster::EVENT_RATE;
     use proptest::prelude::*;
 
     use super::*;
 
+    const PAGE: &str = include_str!("../../../../docs/operations/events.md");
+
+    #[test]
+    fn the_page_has_the_limit_of_a_namespace() {
+        let limit = format!("{} events at once, beyond {} in a second", EVENT_RATE.burst, EVENT_RATE.per_second);
+        assert!(PAGE.contains(&limit), "events.md does not have: {limit}");
+    }
+
     #[test]
     fn the_page_describes_every_event() {
-        const PAGE: &str = include_str!("../../../../docs/operations/events.md");
         let (_, section) = PAGE.split_once("\n## The node's events\n").expect("the heading");
         let (section, _) = section.split_once("\n## ").expect("the next heading");
         let rows: Vec<Vec<&str>> =
