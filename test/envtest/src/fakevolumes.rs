@@ -501,10 +501,6 @@ impl Volumes for FakeVolumes {
     }
 
     fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
-        let removes_copy = self.disk().is_copy_for_other_size(id);
-        if removes_copy {
-            self.wait_while_held();
-        }
         self.calls.observe(Operation::RollBack, || self.disk().roll_back(id, want))
     }
 

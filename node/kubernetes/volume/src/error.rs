@@ -113,7 +113,8 @@ pub enum RollbackError {
     Opened,
     #[error("the volume is the source of an unfinished clone or snapshot; try again")]
     Shared,
-    #[error("the volume was expanded before the rollback; the rollback starts again")]
+    /// The copy stays, because its removal takes as long as it has files.
+    #[error("the volume was expanded after the copy of the snapshot began; remove the copy to begin again")]
     Grown,
 }
 
@@ -258,13 +259,6 @@ pub enum ListError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the quotas of the data disk")]
 pub struct UsageError(#[from] fsquota::FsError);
-
-impl RollbackError {
-    /// Whether the next call may succeed soon, and no user has to act.
-    pub const fn is_temporary(self) -> bool {
-        matches!(self, Self::Opened | Self::Shared | Self::Grown)
-    }
-}
 
 impl Error {
     /// Whether the call keeps failing until something is deleted or less is requested. Kubernetes calls such a resize

@@ -53,7 +53,7 @@ impl Store {
         let (rollback, of) = match &known {
             Some(record) => match record.rollback() {
                 Some(rollback) if rollback.volume == want.volume && rollback.source == want.source => {
-                    self.check_size(id, record, rollback)?;
+                    self.check_size(record, rollback)?;
                     (rollback.clone(), (record.mode, record.size))
                 }
                 _ => {
@@ -96,19 +96,14 @@ impl Store {
         }
     }
 
-    /// Removes content that was copied for another size of the volume. The exchange verifies the size again.
-    fn check_size(&self, id: &VolumeId, record: &Record, rollback: &Rollback) -> Result<(), Error> {
+    /// Rejects content that was copied for another size of the volume. The exchange verifies the size again.
+    fn check_size(&self, record: &Record, rollback: &Rollback) -> Result<(), Error> {
         match self.known(&rollback.volume)? {
             Some(Known { record: former, .. }) if former.size != record.size && !record.is_exchanged() => {
-                Err(self.begin_again(id, rollback)?)
+                Err(Error::Rollback { id: rollback.volume.clone(), source: RollbackError::Grown })
             }
             Some(_) | None => Ok(()),
         }
-    }
-
-    fn begin_again(&self, id: &VolumeId, rollback: &Rollback) -> Result<Error, Error> {
-        self.undo_all(id)?;
-        Ok(Error::Rollback { id: rollback.volume.clone(), source: RollbackError::Grown })
     }
 
     /// Exchanges the directory of the snapshot, which shares no block, and that of the volume, which no process has
@@ -126,7 +121,7 @@ impl Store {
             return Err(refused(volume)(VolumeRefusal::Foreign));
         }
         if former.size != record.size || former.mode.is_block() && image != Some(record.size) {
-            return Err(self.begin_again(id, rollback)?);
+            return Err(failed(RollbackError::Grown));
         }
         // An earlier exchange of the volume is not recorded. The records on the disk have its projects, and the next
         // start would complete it with them.

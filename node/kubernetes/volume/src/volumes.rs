@@ -124,8 +124,9 @@ pub trait Volumes: Send + Sync + 'static {
     /// # Errors
     /// The volume still has its former content after these errors. [`Error::Copying`]: the next call continues.
     /// [`Error::Published`], and [`ActError::InUse`](crate::ActError::InUse): the next call exchanges the content if no
-    /// pod has the volume. [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Rollback`].
-    /// [`Error::Refused`].
+    /// pod has the volume. [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Rollback`]; with
+    /// [`RollbackError::Grown`](crate::RollbackError::Grown), the next call begins again only after
+    /// [`Volumes::remove_snapshot`] has removed the copy. [`Error::Refused`].
     fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error>;
 
     /// Ends a rollback: the snapshot that it has kept is an ordinary one from now on. Idempotent.

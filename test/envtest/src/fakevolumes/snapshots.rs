@@ -105,21 +105,14 @@ impl Disk {
         self.discard(id)
     }
 
-    /// Whether the volume was expanded after the copy of its rollback began.
-    pub(super) fn is_copy_for_other_size(&self, id: &VolumeId) -> bool {
-        let Some(record) = self.records.get(id).filter(|record| !record.is_exchanged()) else { return false };
-        let volume = record.rollback().and_then(|rollback| self.records.get(&rollback.volume));
-        volume.is_some_and(|volume| volume.size != record.size)
-    }
-
     pub(super) fn roll_back(&mut self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
         let RollbackRequest { claim, volume, source } = want.clone();
         let failed = |source| Error::Rollback { id: volume.clone(), source };
         let (rollback, mode, size) = match self.look(id) {
             Some((record, _)) => match record.rollback() {
                 Some(rollback) if rollback.volume == volume && rollback.source == source => {
-                    if self.is_copy_for_other_size(id) {
-                        self.records.remove(id);
+                    let is_grown = self.look(&volume).is_some_and(|(former, _)| former.size != record.size);
+                    if is_grown && !record.is_exchanged() {
                         return Err(failed(RollbackError::Grown));
                     }
                     (rollback.clone(), record.mode, record.size)

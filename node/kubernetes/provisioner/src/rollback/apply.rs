@@ -73,7 +73,7 @@ pub(crate) async fn roll_back_claim(
             report(RollbackWait::Clones, &error);
             Ok(Outcome::Occupied.next())
         }
-        Err(Error::Store(volume::Error::Rollback { source, .. })) if source.is_temporary() => {
+        Err(Error::Store(volume::Error::Rollback { source: source @ RollbackError::Opened, .. })) => {
             debug!(volume = %id, reason = %source, "rollback waits");
             Ok(Outcome::Occupied.next())
         }
@@ -118,20 +118,13 @@ impl Provisioner {
         if begun.as_ref().and_then(Record::rollback).is_some_and(|rollback| rollback.source != source) {
             return self.cancel(claim, &kept, begun.as_ref()).await;
         }
-        if let Some(record) = &begun
-            && self.has_other_size(id, record).await?
-        {
-            self.remove_copy(&kept).await?;
-            debug!(volume = %id, "copy for another size of the volume removed");
-            return Ok(Outcome::Occupied);
-        }
         // An earlier rollback may be open even if the claim has an ID, because a user may have written this ID. The
         // earlier rollback ends before the turn, which has the lock of the source: the source may be the kept snapshot
         // of the earlier rollback.
         if begun.is_none() && self.end_earlier(id).await? == Outcome::Occupied {
             return Ok(Outcome::Occupied);
         }
-        let Some(_turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
+        let Some(turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
         let of = kept_of(claim, &kept);
         if begun.is_none() {
             self.verify_snapshot(&of, &kept, VolumeContent::Former).await?;
@@ -142,6 +135,13 @@ impl Provisioner {
             Err(error) if error.copying().is_some() => {
                 debug!(volume = %id, %error, "content of the snapshot partly copied");
                 return Ok(self.copies.outcome(&kept, error.copying()));
+            }
+            // The next pass begins again, or continues the removal.
+            Err(volume::Error::Rollback { source: RollbackError::Grown, .. }) => {
+                drop(turn);
+                debug!(volume = %id, "removing the copy for another size of the volume");
+                self.remove_copy(&kept).await?;
+                return Ok(Outcome::Occupied);
             }
             Err(error) => return Err(Error::of_claim(error)),
         };
@@ -233,16 +233,6 @@ impl Provisioner {
         self.annotate(claim, json!({ROLLBACK: null})).await?;
         info!(kept = %kept, "rollback canceled");
         Ok(Outcome::Complete)
-    }
-
-    /// Whether the content is not exchanged, and was copied for another size of the volume. The store would remove such
-    /// a copy, but without a place for the removal.
-    async fn has_other_size(&self, id: &VolumeId, copy: &Record) -> Result<bool, Error> {
-        if copy.is_exchanged() || copy.rollback().is_none_or(|rollback| rollback.volume != *id) {
-            return Ok(false);
-        }
-        let volume = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
-        Ok(volume.is_some_and(|volume| volume.size != copy.size))
     }
 
     /// Removes the copy of a rollback whose content is not exchanged. The removal takes as long as the copy has files.

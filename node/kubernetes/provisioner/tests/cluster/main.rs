@@ -72,6 +72,7 @@ fn main() -> ExitCode {
         rollback::a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback,
         rollback::a_content_of_another_node_delays_the_end_of_a_rollback,
         rollback::a_kept_snapshot_that_a_user_annotates_stays,
+        rollback::a_rollback_of_an_expanded_volume_begins_again,
         rollback::an_interrupted_rollback_is_served_once,
         rollback::a_request_for_another_snapshot_is_served_afterwards,
         rollback::a_rollback_without_a_request_is_ended_by_the_sweep,

@@ -415,6 +415,22 @@ pub async fn a_kept_snapshot_that_a_user_annotates_stays(cluster: Arc<Cluster>) 
     fixture.end().await
 }
 
+/// The volume was expanded while the content was copied.
+pub async fn a_rollback_of_an_expanded_volume_begins_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut fixture = Fixture::new(&cluster, "rollback-grown").await?;
+    let (kept, _) = fixture.end_within_the_copy().await?;
+    let record = fixture.node.volumes.record(&kept).ok_or("the copy")?;
+    let size = record.size;
+    fixture.node.volumes.put(&kept, Record { size: Bytes::new(size.get() / 2), ..record });
+    fixture.node.volumes.set_passes(0);
+    fixture.node.run().await?;
+    fixture.ended().await?;
+    fixture.name_of_kept().await?;
+    let sizes = [&fixture.volume, &kept].map(|id| fixture.node.volumes.record(id).map(|record| record.size));
+    assert_eq!(sizes, [Some(size); 2]);
+    fixture.end().await
+}
+
 /// The process ended after the content was exchanged, before the request on the claim was ended.
 pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-cut").await?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use dir::Ensured;
 use envtest::FakeVolumes;
@@ -140,6 +141,21 @@ impl Both {
         assert_eq!(fake, real, "{call:?} {when}");
         real
     }
+
+    /// Publishes a live volume, and returns the target.
+    fn publish(&self, id: &VolumeId) -> PathBuf {
+        let root = self.node.disk.path();
+        let (volume, target) = (root.join(format!("volumes/live/{id}")), root.join("target"));
+        fs::create_dir(&target).unwrap();
+        mount(Some(&volume), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        self.fake.set_published(id, Some(&target));
+        target
+    }
+
+    fn unpublish(&self, id: &VolumeId, target: &Path) {
+        unmount(target).unwrap();
+        self.fake.set_published(id, None);
+    }
 }
 
 /// States of a volume, with the calls that lead to them.
@@ -217,7 +233,7 @@ fn the_fake_answers_as_the_store_does() {
 
 #[test]
 fn the_fake_rolls_back_as_the_store_does() {
-    use Call::{Announce, Discard, EndRollback, Provision, RemoveSnapshot, Retire, RollBack, TakeSnapshot};
+    use Call::{Announce, Discard, EndRollback, Expand, Provision, RemoveSnapshot, Retire, RollBack, TakeSnapshot};
     let both = Both::new();
     let id = |name: &str| name.parse::<VolumeId>().unwrap();
     for (name, mode) in [("pvc-1", THICK), ("pvc-2", THICK), ("pvc-files", FILES), ("pvc-staged", THICK)] {
@@ -245,6 +261,16 @@ fn the_fake_rolls_back_as_the_store_does() {
     both.call(&id("snapshot-undone"), &RollBack("pvc-1", "snapshot-kept"), "back");
     both.call(&id("snapshot-files"), &TakeSnapshot("pvc-files"), "of files");
     both.call(&id("snapshot-kept-files"), &RollBack("pvc-1", "snapshot-files"), "to files");
+    let target = both.publish(&id("pvc-files"));
+    let published = both.call(&id("snapshot-kept-files"), &RollBack("pvc-files", "snapshot-files"), "of a pod's files");
+    assert!(published.starts_with("Published {"), "{published}");
+    both.unpublish(&id("pvc-files"), &target);
+    both.call(&id("pvc-files"), &Expand(LARGE), "after the copy");
+    for when in ["of files that were expanded", "again"] {
+        let grown = both.call(&id("snapshot-kept-files"), &RollBack("pvc-files", "snapshot-files"), when);
+        assert!(grown.contains("Grown"), "{grown}");
+    }
+    both.call(&id("snapshot-kept-files"), &RemoveSnapshot, "of another size");
     let done = both.call(&id("snapshot-kept-files"), &RollBack("pvc-files", "snapshot-files"), "of files");
     assert!(done.starts_with("created "), "{done}");
     both.call(&id("snapshot-kept-files"), &EndRollback, "of files");
@@ -289,15 +315,10 @@ fn the_fake_keeps_a_published_volume_as_the_store_does() {
     for call in [Call::Provision(request(FILES, SIZE)), Call::Announce] {
         both.call(&id, &call, "on the way");
     }
-    let root = both.node.disk.path();
-    let (volume, target) = (root.join("volumes/live/pvc-1"), root.join("target"));
-    fs::create_dir(&target).unwrap();
-    mount(Some(&volume), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    both.fake.set_published(&id, Some(&target));
+    let target = both.publish(&id);
     let refused = both.call(&id, &Call::Retire, "while it is published");
     assert!(refused.starts_with("Err(Published {"), "{refused}");
-    unmount(&target).unwrap();
-    both.fake.set_published(&id, None);
+    both.unpublish(&id, &target);
     let retired = both.call(&id, &Call::Retire, "after it was unpublished");
     assert!(retired.starts_with("Ok(Created("), "{retired}");
 }

@@ -190,6 +190,8 @@ fn files_of_a_volume_that_grew_after_the_snapshot_have_its_limits() {
     node.store.expand(&volume, LARGER).unwrap();
     let error = node.store.roll_back(&kept, &want).unwrap_err();
     assert!(matches!(error, Error::Rollback { source: RollbackError::Grown, .. }), "{error:?}");
+    assert!(node.store.record(&kept).unwrap().is_some(), "the caller removes the copy");
+    node.store.remove_snapshot(&kept).unwrap();
     assert_eq!(node.traces(&kept), [""; 0]);
     write(&top, "one", 2);
     rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");

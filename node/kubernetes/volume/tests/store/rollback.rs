@@ -112,6 +112,8 @@ fn a_volume_that_grew_after_the_snapshot_keeps_its_size() {
         write(&node, &volume, 2);
         let error = roll_back(&node.store, &id("snapshot-kept"), &want).unwrap_err();
         assert!(matches!(error, Error::Rollback { source: RollbackError::Grown, .. }), "{error:?}");
+        assert!(node.store.record(&id("snapshot-kept")).unwrap().is_some(), "the caller removes the copy");
+        node.store.remove_snapshot(&id("snapshot-kept")).unwrap();
         assert_eq!(node.traces(&id("snapshot-kept")), [""; 0]);
         rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");
         let content = fs::read(node.image(&volume)).unwrap();
