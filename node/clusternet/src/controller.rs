@@ -203,31 +203,25 @@ impl Controller {
             let (device, planned) = (Arc::clone(&self.settings.device), Arc::clone(&changes));
             spawn_blocking(move || device.change(&planned)).await??;
         }
-        self.begin_sessions(&plan.peers).await?;
         for change in changes.iter() {
             self.settings.metrics.changed(change);
             let key = change.key();
             let node = plan.nodes.get(&key).or_else(|| self.last.nodes.get(&key)).map_or("?", String::as_str);
             info!(node, %key, change = change.name(), "mesh peer changed");
         }
+        self.begin_sessions(&plan.peers).await?;
         self.known = Some(plan.peers.clone());
         self.is_current = true;
         Ok(())
     }
 
-    /// Begins the lost sessions with these peers. After a failure, the next pass tries again.
-    async fn begin_sessions(&self, peers: &Peers) -> Result<(), JoinError> {
+    /// Begins the lost sessions with these peers. After a failure, the next controller tries again.
+    async fn begin_sessions(&self, peers: &Peers) -> Result<(), RunError> {
         let lost = self.settings.lost_sessions.of(peers);
-        if lost.is_empty() {
-            return Ok(());
-        }
-        let (device, keys) = (Arc::clone(&self.settings.device), lost.clone());
-        match spawn_blocking(move || device.begin_sessions(&keys)).await? {
-            Ok(()) => self.settings.lost_sessions.begun(&lost),
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "cannot begin sessions, will retry; packets to this node may be lost for 15 s");
-            }
+        if !lost.is_empty() {
+            let (device, keys) = (Arc::clone(&self.settings.device), lost.clone());
+            spawn_blocking(move || device.begin_sessions(&keys)).await??;
+            self.settings.lost_sessions.begun(&lost);
         }
         Ok(())
     }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::{Peers, PublicKey};
 
 /// Peers that may have sessions from before the boot of this node, until this node has begun others. Clones share the
-/// peers, which outlive a restart of the controller: after a change that failed in part, the kernel has peers, and does
-/// not show any more that the node has booted.
+/// peers, which outlive a restart of the controller: after an error in the changes or in the sessions, the kernel has
+/// peers, and does not show any more that the node has booted.
 #[derive(Clone, Debug, Default)]
 pub struct LostSessions(Arc<Mutex<BTreeSet<PublicKey>>>);
 

@@ -88,8 +88,17 @@ impl Mesh {
         nodes: Vec<Value>,
         peers: Peers,
     ) -> Result<Self, Failure> {
+        Self::with_device(interval, cluster, nodes, FakeDevice::with(key(1), peers)).await
+    }
+
+    pub async fn with_device(
+        interval: Duration,
+        cluster: &Cluster,
+        nodes: Vec<Value>,
+        device: FakeDevice,
+    ) -> Result<Self, Failure> {
         let admin = cluster_of(cluster, nodes).await?;
-        let (device, gate) = (Arc::new(FakeDevice::with(key(1), peers)), Gate::default());
+        let (device, gate) = (Arc::new(device), Gate::default());
         let registry = Registry::new();
         let metrics = Metrics::register(&registry, Arc::<FakeDevice>::clone(&device))?;
         let settings = Settings {
