@@ -171,7 +171,7 @@ fn import(paths: &Paths, archive: &Path) -> Program {
     Program { name: "ctr", arguments: arguments.into(), ..Program::default() }
 }
 
-fn program(config: &Config) -> Program {
+pub(crate) fn program(config: &Config) -> Program {
     let paths = &config.paths;
     let file = paths.generated("containerd.toml");
     let arguments = vec![format!("--config={}", file.display()), "--log-level=info".into()];

@@ -37,7 +37,7 @@ pub fn is_ready(node: &Node, since: Timestamp) -> bool {
     ready.any(|condition| condition.last_heartbeat_time.as_ref().is_some_and(|heartbeat| heartbeat.0 >= since))
 }
 
-fn program(config: &Config, credentials: &Credentials) -> Program {
+pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
     let paths = &config.paths;
     let file = paths.generated("kubelet.json");
     let arguments = vec![

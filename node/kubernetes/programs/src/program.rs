@@ -419,11 +419,14 @@ fn log(service: &'static str, line: &Line<'_>) {
 pub(crate) mod tests {
     use std::os::unix::fs::symlink;
 
+    use cluster::{Credentials, Images, Registry, Server, Verification};
     use supervisor::{Backoff, Settings, State, Supervisor};
     use tempfile::TempDir;
     use tokio::time::{Instant, sleep};
 
     use super::*;
+    use crate::config::with_credentials;
+    use crate::{Config, containerd, kubelet, registries};
 
     const LIMIT: Duration = Duration::from_secs(30);
 
@@ -544,6 +547,46 @@ pub(crate) mod tests {
         let error = error_of(&tree).await;
         assert!(error.starts_with("program is not ready; last output: "), "{error}");
         assert!(error.ends_with("not ready within 30 s: unexpected response \"HTTP/1.0 503\""), "{error}");
+    }
+
+    #[test]
+    fn only_root_can_read_the_passwords_of_registries() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = |name: &str| scratch.path().join(name);
+        let paths = Paths {
+            cgroups: None,
+            kubelet: path("kubelet"),
+            kubelet_pki: path("kubelet-pki"),
+            containerd: path("containerd"),
+            pod_logs: path("pods"),
+            ephemeral: path("ephemeral"),
+            ..Paths::default()
+        };
+        let password = || Credentials::new("user", "secret").ok();
+        let mirror = Server { endpoint: "https://mirror.example".parse().unwrap(), cas: None, credentials: password() };
+        let registry = Registry {
+            name: "registry.example".parse().unwrap(),
+            mirrors: vec![mirror],
+            server: None,
+            cas: None,
+            verification: Verification::Required,
+            credentials: password(),
+        };
+        let (mut config, credentials, _pki) = with_credentials(Config { paths, ..Config::default() });
+        config.settings.images = Images { cas: Vec::new(), registries: vec![registry] };
+        let hosts = registries::directory(&config.paths).join("registry.example/hosts.toml");
+        let json = config.paths.ephemeral.join(".docker/config.json");
+        let files = [(containerd::program(&config), hosts), (kubelet::program(&config, &credentials), json)];
+        for (program, file) in files {
+            let prepared_mode = || {
+                program.prepare(&config.paths).unwrap();
+                fs::metadata(&file).unwrap().permissions().mode() & 0o7777
+            };
+            assert_eq!(prepared_mode(), 0o600, "{}", file.display());
+            assert!(fs::read_to_string(&file).unwrap().contains("dXNlcjpzZWNyZXQ="), "{}", file.display());
+            fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+            assert_eq!(prepared_mode(), 0o600, "{} existed with the mode 0644", file.display());
+        }
     }
 
     #[test]
