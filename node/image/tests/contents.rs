@@ -13,17 +13,23 @@ use serde_json::Value;
 const DEBIAN: [&str; 6] =
     ["usr/bin/blkid", "usr/bin/mkfs.xfs", "usr/bin/mount", "usr/bin/nft", "usr/bin/umount", "usr/bin/xfs_repair"];
 
+/// Largest size of the system image in bytes. The system partition of the disk has 256 MiB.
+const LARGEST: u64 = 150_000_000;
+
+fn image() -> PathBuf {
+    env::var_os("IMAGE_SYSTEM").expect("started by Bazel: bazel test //node/image:all").into()
+}
+
 /// The image, unpacked by fsck of erofs-utils.
 struct System(tempfile::TempDir);
 
 impl System {
     fn built() -> Self {
-        let image = env::var_os("IMAGE_SYSTEM").expect("started by Bazel: bazel test //node/image:all");
         let out = tempfile::tempdir().expect("a directory");
         let fsck = Command::new("fsck.erofs")
             .arg(format!("--extract={}", out.path().display()))
             .args(["--force", "--no-preserve"])
-            .arg(image)
+            .arg(image())
             .output()
             .expect("fsck.erofs runs");
         assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stderr));
@@ -124,6 +130,20 @@ fn the_image_has_only_the_programs_of_the_node() {
     for (link, place) in [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib"), ("sbin", "usr/bin")] {
         assert_eq!(fs::read_link(system.path(link)).expect("a link"), Path::new(place), "/{link}");
     }
+}
+
+#[test]
+fn the_image_is_not_larger_than_150_megabytes() {
+    let size = fs::metadata(image()).expect("the image").len();
+    assert!(size <= LARGEST, "the system image has {size} bytes, more than {LARGEST}");
+}
+
+/// Without public CAs, containerd cannot verify the certificate of any public registry.
+#[test]
+fn the_image_has_the_public_cas() {
+    let file = fs::read_to_string(System::built().path("etc/ssl/certs/ca-certificates.crt")).expect("a file of CAs");
+    let number = file.lines().filter(|line| *line == "-----BEGIN CERTIFICATE-----").count();
+    assert!(number >= 100, "{number} CAs");
 }
 
 #[test]
