@@ -207,6 +207,18 @@ fn a_cluster_in_the_background_lives_from_start_to_delete() {
     assert_eq!(second.status, Some(1), "{}", second.text);
     assert!(second.text.contains("cluster a is in use by another launcher;"), "{}", second.text);
 
+    // Another cluster beside it has its own port, and ends by its own name.
+    let beside = commands.start(&["--name=b"]);
+    assert_eq!(beside.status, Some(0), "{}", beside.text);
+    let shown = commands.run(&["status"]).text;
+    let [a, b] = ["a ", "b "].map(|name| shown.lines().find(|line| line.starts_with(name)).unwrap());
+    assert!([a, b].iter().all(|row| row.contains(" ready ")), "{shown}");
+    assert!(a.contains(server) && !b.contains(server), "{shown}");
+    let stopped = commands.run(&["stop", "--name=b"]);
+    assert!(stopped.text.ends_with("Cluster b is stopped.\n"), "{}", stopped.text);
+    let shown = commands.run(&["status"]).text;
+    assert!(shown.contains("\na     ready ") && shown.contains("\nb     stopped "), "{shown}");
+
     let stopped = commands.run(&["stop", "--name=a"]);
     assert_eq!((stopped.status, commands.processes()), (Some(0), Vec::new()), "{}", stopped.text);
     assert!(stopped.text.ends_with("Cluster a is stopped.\n"), "{}", stopped.text);
