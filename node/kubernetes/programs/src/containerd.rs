@@ -42,8 +42,9 @@ pub struct Archive {
     pub path: PathBuf,
 }
 
-/// Imports the archives of the node image, then those of the administrator. Each archive is imported once, even if the
-/// service restarts. containerd must be healthy; its content store keeps the imports of earlier boots. If containerd's
+/// Imports the archives of the node image, then those of the administrator. Each archive is imported once in a boot,
+/// even if the service restarts. containerd must be healthy. It has the content and the unpacked layers of earlier
+/// boots, but `ctr` passes no digests: containerd writes each blob again before it compares the digest. If containerd's
 /// part of the disk is full, the service reports healthy and tries again later.
 pub fn images(config: &Config, given: Vec<Archive>) -> Service {
     let import = Arc::new(Import { paths: config.paths.clone(), given, imported: Mutex::default() });
