@@ -7,8 +7,8 @@ use units::{Bytes, Inodes};
 /// part is a directory with its own limit, or several directories with a common limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Directories of containerd for packed and unpacked images and the writable layers of containers, and a directory
-    /// for programs and configurations of CNI plugins.
+    /// Directories of containerd for packed and unpacked images and the writable layers of containers, and directories
+    /// for programs and configurations of CNI plugins and for settings of registries.
     Containerd,
     /// The kubelet's directory of pods, mainly emptyDir volumes.
     Pods,

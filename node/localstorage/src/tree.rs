@@ -76,6 +76,9 @@ directory! {
         containerd: Containerd = "containerd",
         /// Programs and configurations of CNI plugins. They count towards the limit of images.
         cni: Cni = "cni" limit Containerd,
+        /// Settings of registries that the administrator adds while the node runs. They count towards the limit of
+        /// images.
+        registries: Directory = "registries" limit Containerd,
         /// Persistent volumes and their metadata, including the counter of their project IDs.
         volumes: Directory = "volumes",
         project_ids: File = "project-ids.json",
@@ -295,6 +298,7 @@ mod tests {
         assert_eq!(root.data.kubelet.plugins_registry.path(), Path::new("/data/kubelet/plugins_registry"));
         assert_eq!(root.data.kubelet_pki.path(), Path::new("/data/kubelet-pki"));
         assert_eq!(root.data.cni.programs.path(), Path::new("/data/cni/bin"));
+        assert_eq!(root.data.registries.path(), Path::new("/data/registries"));
         assert_eq!(root.data.log.pods.path(), Path::new("/data/log/pods"));
         assert_eq!(root.data.log.node.path(), Path::new("/data/log/node"));
         assert_eq!(root.ephemeral.containerd.socket.path(), Path::new("/ephemeral/containerd/containerd.sock"));

@@ -453,7 +453,9 @@ fn the_part_of_a_former_release_grows_with_the_disk() {
         assert_eq!((root.id, root.limits), (id, limits), "{recorded}");
         assert_eq!(quota(data.containerd.overlayfs.snapshots.path()), root);
         // Directories that are new in this release count towards the same limit.
-        assert_eq!(quota(data.cni.path()), quota(data.containerd.path()));
+        for new in [data.cni.path(), data.registries.path()] {
+            assert_eq!(quota(new), quota(data.containerd.path()), "{}", new.display());
+        }
     }
 }
 

@@ -86,7 +86,7 @@ pub fn faults(data: &Data) -> Vec<String> {
 
 /// Whether the previous release did not have the directory.
 fn is_new(data: &Data, path: &Path) -> bool {
-    path.starts_with(data.cni.path())
+    path.starts_with(data.cni.path()) || path == data.registries.path()
 }
 
 fn budget(data: &Data) -> Budget {
