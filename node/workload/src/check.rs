@@ -15,7 +15,8 @@ pub enum Check {
     Fill { path: PathBuf, keep: bool },
     /// `fill-inodes PATH [--keep]`: creates empty files in the directory until the first error.
     FillInodes { path: PathBuf, keep: bool },
-    /// `write PATH TEXT`: writes a file or the beginning of a device, and makes it durable.
+    /// `write PATH TEXT`: writes a file, in a directory that it creates if it is missing, or the beginning of a device,
+    /// and makes it durable.
     Write { path: PathBuf, text: String },
     /// `read PATH`: reads a file or device up to the first zero byte, at most [`Check::READ_LIMIT`] bytes.
     Read { path: PathBuf },

@@ -10,11 +10,15 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Writes the file and syncs it and its directory. On a block device, writes the beginning.
+/// Writes the file and syncs it and its directory, which is created if it is missing. On a block device, writes the
+/// beginning.
 pub(crate) fn write(path: &Path, text: &str) -> Result<Text, CheckError> {
     if path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         content::begin(path, text)?;
         return Ok(Text { text: text.to_owned() });
+    }
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(CheckError::of("create", directory))?;
     }
     let mut file = File::create(path).map_err(CheckError::of("create", path))?;
     file.write_all(text.as_bytes()).map_err(CheckError::of("write", path))?;
@@ -61,6 +65,14 @@ mod tests {
         write(&path, "hello").unwrap();
         assert_eq!(read(&path).unwrap().text, "hello");
         assert_eq!(checksum(&path).unwrap(), "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824");
+    }
+
+    #[test]
+    fn a_missing_directory_is_created() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("missing/note");
+        write(&path, "hello").unwrap();
+        assert_eq!(read(&path).unwrap().text, "hello");
     }
 
     #[test]
