@@ -109,6 +109,8 @@ pub struct Paths {
     /// ([`cluster::Networking::Plugin`]).
     pub installed_cni_programs: PathBuf,
     pub installed_cni_configurations: PathBuf,
+    /// Directory with the settings of registries that an administrator adds while the node runs.
+    pub installed_registries: PathBuf,
     /// Directory of the OCI archives that belong to the image.
     pub images: PathBuf,
     pub resolv_conf: PathBuf,
@@ -137,6 +139,7 @@ impl Default for Paths {
             cni_programs: "/usr/libexec/cni".into(),
             installed_cni_programs: "/opt/cni/bin".into(),
             installed_cni_configurations: "/etc/cni/net.d".into(),
+            installed_registries: "/etc/containerd/certs.d".into(),
             images: "/images".into(),
             resolv_conf: "/etc/resolv.conf".into(),
             cgroups: Some("/sys/fs/cgroup".into()),

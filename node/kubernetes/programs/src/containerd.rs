@@ -224,7 +224,7 @@ disabled_plugins = [
   use_local_image_pull = true
   image_pull_with_sync_fs = true
   [plugins.'io.containerd.cri.v1.images'.registry]
-    config_path = {registries}
+    config_path = {registries:?}
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "granary.invalid/pause:1"
 
@@ -255,7 +255,7 @@ disabled_plugins = [
         runc = quoted(&paths.programs.join("runc")),
         plugins = cni::programs(config).into_iter().map(quoted).collect::<Vec<_>>().join(", "),
         cni = quoted(&cni::configurations(config)),
-        registries = quoted(&registries::directory(paths)),
+        registries = registries::search_path(paths),
         shims = shims.unwrap_or_default(),
     )
 }
@@ -283,7 +283,7 @@ mod tests {
             "    bin_dirs = [\"/usr/libexec/cni\"]",
             "    conf_dir = \"/ephemeral/cni/net.d\"",
             "    use_internal_loopback = true",
-            "    config_path = \"/ephemeral/config/certs.d\"",
+            "    config_path = \"/ephemeral/config/certs.d:/etc/containerd/certs.d\"",
             "  image_pull_with_sync_fs = true",
             "  device_ownership_from_security_context = true",
             "  stats_collect_period = \"10s\"",

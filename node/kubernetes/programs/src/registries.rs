@@ -14,9 +14,15 @@ const HUB: &str = "docker.io";
 /// Paths and contents of files, which may contain credentials.
 type Files = Vec<(PathBuf, String)>;
 
-/// The directory that containerd reads at each pull (`config_path`).
+/// The directory of the registries of the node's configuration.
 pub(crate) fn directory(paths: &Paths) -> PathBuf {
     paths.generated("certs.d")
+}
+
+/// Directories in which containerd searches for a registry at each pull (`config_path`). containerd uses only the first
+/// directory that has the registry, so that the second one cannot replace registries of the node's configuration.
+pub(crate) fn search_path(paths: &Paths) -> String {
+    format!("{}:{}", directory(paths).display(), paths.installed_registries.display())
 }
 
 /// Directory of the CAs for all registries. Go adds those in `SSL_CERT_DIR` to the image's public ones.
@@ -156,6 +162,15 @@ Authorization = ["Basic dXNlcjpzZWNyZXQ="]
         let wanted = "server = \"http://192.0.2.10:5000\"\nskip_verify = true\n";
         assert_eq!(read(&files, "/ephemeral/config/certs.d/registry.example/hosts.toml"), wanted);
         assert_eq!(read(&files, "/ephemeral/config/certs.d/other.example/hosts.toml"), "");
+    }
+
+    /// A registry of the configuration has a directory even if it has no settings.
+    #[test]
+    fn an_added_registry_does_not_replace_one_of_the_configuration() {
+        let paths = Paths::default();
+        assert_eq!(search_path(&paths), "/ephemeral/config/certs.d:/etc/containerd/certs.d");
+        let images = Images { cas: vec![], registries: vec![registry("registry.example")] };
+        assert_eq!(read(&files(&paths, &images), "/ephemeral/config/certs.d/registry.example/hosts.toml"), "");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use docs::{Alert, Claims, Described, Page};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
@@ -209,6 +210,7 @@ fn unknown(manifest: &Value, fields: &[&str], spec: &[&str]) -> Option<String> {
 fn lost(manifest: &Value) -> Option<String> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
     let kept = match kind {
+        "DaemonSet" => kept::<DaemonSet>(manifest),
         "Namespace" => kept::<Namespace>(manifest),
         "PersistentVolume" => kept::<PersistentVolume>(manifest),
         "PersistentVolumeClaim" => kept::<PersistentVolumeClaim>(manifest),
