@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let done = match *words {
         [] if env::var_os("CNI_COMMAND").is_some() => delegate(),
         ["install", programs, configurations, range] => install(Path::new(programs), Path::new(configurations), range),
-        ["is-denied", path] => is_denied(path),
+        ["is-denied", ref paths @ ..] if !paths.is_empty() => paths.iter().try_for_each(|path| is_denied(path)),
         ["observe", host, port] => observe(host, port),
         ["look", host] => look(host),
         _ => {

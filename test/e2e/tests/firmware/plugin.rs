@@ -47,7 +47,7 @@ pub async fn install(client: Client) -> Result<Case, Failure> {
                         "automountServiceAccountToken": false,
                         "tolerations": [{"operator": "Exists"}],
                         "initContainers": [
-                            container("rights", &["is-denied", "/programs/denied"], 1000, &["programs"]),
+                            container("rights", &["is-denied", "/programs/denied", "/registries/denied"], 1000, &["programs", "registries"]),
                             container("install", &["install", "/programs", "/configurations", RANGE], 0, &["programs", "configurations"]),
                         ],
                         // The runtime starts the container only if the node's mounts are shared.
@@ -73,6 +73,7 @@ pub async fn install(client: Client) -> Result<Case, Failure> {
                             volume("host", "/"),
                             volume("programs", "/opt/cni/bin"),
                             volume("configurations", "/etc/cni/net.d"),
+                            volume("registries", "/etc/containerd/certs.d"),
                             volume("bpf", "/sys/fs/bpf"),
                             volume("run", "/run/plugin"),
                         ],

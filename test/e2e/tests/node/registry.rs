@@ -24,7 +24,12 @@ const WRONG: &str = "another-password";
 const MOST_OF_THE_IMAGE: u64 = 12 << 20;
 /// Address of the same registry for which the node has no CA.
 const UNKNOWN_CA: &str = "10.0.2.2:5001";
-/// Pod with images of several registries, two of which cannot be pulled. The pod stays `Pending`.
+/// Registry that is not in the node's configuration. A file on the data disk adds it while the node runs.
+const ADDED: &str = "added.invalid";
+/// Directory of such files, through the root of PID 1.
+const ADDED_REGISTRIES: &str = "/proc/1/root/data/registries";
+/// Pod with images of several registries, two of which cannot be pulled. One of these gets another image later. The pod
+/// stays `Pending`.
 const POD: &str = "pulls";
 
 /// The part uses two pods, one of which is deleted and created again. The other pod has several containers, because a
@@ -42,6 +47,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("an_unknown_ca_is_an_event", unknown_ca).await;
         part.shows("a_pod_pulls_as_the_user_of_the_node", pulled(case, NODES_REGISTRY)).await;
         part.shows("a_pod_pulls_through_a_mirror", pulled(case, MIRRORED)).await;
+        part.shows("a_registry_is_added_without_a_restart", is_added(case)).await;
     };
     tokio::join!(database::cases(&part), pulls);
     part.shows("no_password_is_in_the_log_an_event_or_on_the_status_page", hides_passwords(case)).await;
@@ -96,11 +102,15 @@ impl Drop for Registry {
 
 /// Creates the pod. Its containers run the same program on different ports.
 async fn start(case: &Case) -> Result<(), Failure> {
+    // Must have no effect, because the node's configuration has this registry.
+    add(case, NODES_REGISTRY, "server = \"https://unused.invalid\"\n").await?;
     let user = json!({"username": USER, "password": WRONG});
+    let right = json!({"username": USER, "password": PASSWORD});
+    let auths = json!({"auths": {REGISTRY: user, UNKNOWN_CA: user, ADDED: right}});
     case.create::<Secret>(json!({
         "metadata": {"name": "wrong"},
         "type": "kubernetes.io/dockerconfigjson",
-        "stringData": {".dockerconfigjson": json!({"auths": {REGISTRY: user, UNKNOWN_CA: user}}).to_string()},
+        "stringData": {".dockerconfigjson": auths.to_string()},
     }))
     .await?;
     let mut spec = Pod::server(POD).image(format!("{REGISTRY}/{IMAGE}"), Some("wrong")).spec();
@@ -119,6 +129,31 @@ async fn start(case: &Case) -> Result<(), Failure> {
         container("mirror", MIRRORED, 8083),
     ]);
     case.create::<PodObject>(json!({"metadata": {"name": POD}, "spec": spec})).await.map(drop)
+}
+
+async fn add(case: &Case, registry: &str, hosts: &str) -> Result<(), Failure> {
+    case.observer().write(format!("{ADDED_REGISTRIES}/{registry}/hosts.toml"), hosts).await
+}
+
+/// Adds a registry, and changes the image of the container whose password is wrong. The container then runs. Its state
+/// is the proof, because the kubelet does not publish all events of a pod.
+async fn is_added(case: &Case) -> Result<(), Failure> {
+    add(case, ADDED, &format!("[host.\"https://{REGISTRY}\"]\nskip_verify = true\n")).await?;
+    set_image(case, "workload", &format!("{ADDED}/{IMAGE}")).await?;
+    eventually(PATIENCE, "a container with an image of the added registry", async || {
+        let pod = case.api::<PodObject>().get(POD).await.map_err(Failure::api("read a pod"))?;
+        let containers = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        let state = containers.into_iter().find(|found| found.name == "workload").and_then(|found| found.state);
+        let runs = state.as_ref().is_some_and(|state| state.running.is_some());
+        Ok(if runs { Seen::Done(()) } else { Seen::NotYet(format!("{state:?}")) })
+    })
+    .await
+}
+
+async fn set_image(case: &Case, container: &str, image: &str) -> Result<(), Failure> {
+    let patch = json!({"spec": {"containers": [{"name": container, "image": image}]}});
+    let patched = case.api::<PodObject>().patch(POD, &PatchParams::default(), &Patch::Strategic(patch)).await;
+    patched.map(drop).map_err(Failure::api("change the image of a container"))
 }
 
 /// All registries have one image of this name, so only the event shows the registry of a container's image.
@@ -163,9 +198,7 @@ async fn does_not_fit(case: &Case) -> Result<(), Failure> {
     .await?;
     assert_eq!(observer.fill("/", true).await?.errno, "ENOSPC");
     let image = format!("{NODES_REGISTRY}/{}", database::IMAGE);
-    let patch = json!({"spec": {"containers": [{"name": "unknown", "image": image}]}});
-    let patched = case.api::<PodObject>().patch(POD, &PatchParams::default(), &Patch::Strategic(patch)).await;
-    patched.map_err(Failure::api("change the image of a container"))?;
+    set_image(case, "unknown", &image).await?;
     // The kubelet publishes 25 events of a pod and then one every five minutes, and this pod had many events. The pod's
     // status also contains the last error.
     eventually(PATIENCE, &format!("an event or the status of {POD} with the reason"), async || {
