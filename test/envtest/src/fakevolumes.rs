@@ -67,6 +67,8 @@ struct Disk {
     unthrottled: bool,
     /// Longest pauses that groups and snapshots of filesystem volumes allowed.
     pauses: Vec<Duration>,
+    /// Whether snapshots of filesystem volumes need longer pauses than allowed.
+    late: bool,
 }
 
 impl FakeVolumes {
@@ -177,6 +179,11 @@ impl FakeVolumes {
     /// Sets whether the node lacks the I/O controller.
     pub fn set_unthrottled(&self, unthrottled: bool) {
         self.disk().unthrottled = unthrottled;
+    }
+
+    /// Sets whether new snapshots of filesystem volumes would freeze pods for longer than allowed.
+    pub fn set_late(&self, late: bool) {
+        self.disk().late = late;
     }
 
     pub fn source(&self, id: &VolumeId) -> Option<VolumeId> {

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use dir::Ensured;
 use units::Bytes;
 use volume::{
-    Allocation, Cloning, Error, GroupRequest, Mode, Owner, Record, Request, Rollback, RollbackError, RollbackRequest,
-    Sharing, SnapshotRequest, SourceError, State, Taken, VolumeId, VolumeRefusal,
+    ActError, Allocation, Cloning, Error, GroupRequest, Mode, Owner, Record, Request, Rollback, RollbackError,
+    RollbackRequest, Sharing, SnapshotRequest, SourceError, State, Step, Taken, VolumeId, VolumeRefusal,
 };
 
 use super::Disk;
@@ -31,6 +31,10 @@ impl Disk {
         };
         if !mode.is_block() {
             self.pauses.push(max_pause);
+            if self.late && !self.records.contains_key(id) {
+                let source = ActError::Late { budget: max_pause };
+                return Err(Error::Act { id: id.clone(), step: Step::CloneTree, source });
+            }
         }
         let mode = taken_at(mode, SystemTime::now(), sharing);
         let known = self.records.get(id).cloned();

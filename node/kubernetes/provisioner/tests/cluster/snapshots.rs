@@ -13,7 +13,8 @@ use prometheus::TextEncoder;
 use provisioner::Settings;
 use serde_json::{Value, json};
 use tokio::time::sleep;
-use volume::{State, VolumeId};
+use units::Bytes;
+use volume::{Record, State, VolumeId};
 
 use crate::id_of;
 use crate::node::{Node, until};
@@ -234,11 +235,25 @@ pub async fn a_content_of_another_node_does_not_keep_a_snapshot(cluster: Arc<Clu
 pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, source) = with_data(&cluster, "untaken").await?;
     let volume = source["volumeHandle"].clone();
+    let files = node.volume("files", json!({})).await?;
     let live = node.volumes.live();
+    // The disk has too little free space for a snapshot, and the files of a volume take longer than any pause.
+    let (data, hog): (VolumeId, VolumeId) = (volume.as_str().unwrap_or_default().parse()?, "pvc-hog".parse()?);
+    let record = node.volumes.record(&data).ok_or("a record")?;
+    node.volumes.put(&hog, Record { size: Bytes::new(96 << 30), ..record });
+    node.volumes.set_late(true);
+    api.create_class("brief", json!({"maxPause": "600ms"})).await?;
     api.create_class("paused", json!({"maxPause": "2 s"})).await?;
     api.create_class("unclear", json!({"thin": "yes"})).await?;
     let of_class = |class: &str| json!({"volumeSnapshotClassName": class});
     for (name, source, more, words) in [
+        ("full", source.clone(), json!({}), "(inodes and extent maps included), the data disk has"),
+        (
+            "late",
+            json!({"volumeHandle": files.as_str()}),
+            json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "brief"}),
+            "would be frozen for more than 600ms; raise maxPause in the VolumeSnapshotClass",
+        ),
         (
             "paused",
             source.clone(),
@@ -271,6 +286,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
     let shortened = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.len() <= 1000);
     api.status(&content.name_any(), shortened).await?;
     api.gone("long", &content.name_any()).await?;
+    node.volumes.lose(&hog);
     assert_eq!(node.volumes.live(), live);
     node.claim_here("early", restored_from("none")).await?;
     node.event_with("early", "ProvisioningFailed", &["snapshot untaken/none", "does not exist"]).await?;
