@@ -6,8 +6,8 @@ use std::time::SystemTime;
 use dir::Ensured;
 use units::Bytes;
 use volume::{
-    ActError, Allocation, Cloning, Error, GroupRequest, Mode, Owner, Record, Request, Rollback, RollbackError,
-    RollbackRequest, Sharing, SnapshotRequest, SourceError, State, Step, Taken, VolumeId, VolumeRefusal,
+    ActError, Allocation, Cloning, Error, FreezeError, GroupRequest, Mode, Owner, Record, Request, Rollback,
+    RollbackError, RollbackRequest, Sharing, SnapshotRequest, SourceError, State, Step, Taken, VolumeId, VolumeRefusal,
 };
 
 use super::Disk;
@@ -80,6 +80,9 @@ impl Disk {
                     (self.records, self.sources, self.passes) = before;
                     return Err(match error {
                         Error::Source { source, .. } => Error::Source { id: want.id.clone(), source },
+                        Error::Act { source: ActError::Late { budget }, .. } => {
+                            Error::Freeze { id: want.id.clone(), source: FreezeError::Late { budget } }
+                        }
                         error => error,
                     });
                 }

@@ -125,11 +125,14 @@ pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> 
     let nodes = format!("on the nodes {}, zz", node.name);
     let of_class = |class: &str| json!({"volumeGroupSnapshotClassName": class});
     let refused = "VolumeGroupSnapshotClass fast has the parameter maxPause with \"1h\"";
+    node.volumes.set_late(true);
+    let late = "would be frozen for more than 2s; raise maxPause in the VolumeGroupSnapshotClass";
     for (name, source, more, words) in [
         ("nodes", with("zvol-foreign"), json!({}), nodes.as_str()),
         ("none", with("zvol-none"), json!({}), "volume zvol-none of the group does not exist on this node"),
         ("fast", source(&ids), of_class("fast"), refused),
         ("classless", source(&ids), of_class("none"), "the VolumeGroupSnapshotClass none does not exist"),
+        ("late", source(&ids), json!({}), late),
     ] {
         let content = api.create_group(name, None, source, more).await?;
         let failed = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.contains(words));
