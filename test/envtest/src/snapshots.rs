@@ -22,14 +22,15 @@ pub struct SnapshotApi {
     pub snapshots: Api<DynamicObject>,
     pub contents: Api<DynamicObject>,
     namespace: String,
+    group_version: &'static str,
 }
 
 fn resource(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
 }
 
-fn group_resource(kind: &str, plural: &str) -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group::GROUP, VERSION, kind), plural)
+fn group_resource(version: &str, kind: &str, plural: &str) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group::GROUP, version, kind), plural)
 }
 
 impl SnapshotApi {
@@ -50,15 +51,22 @@ impl SnapshotApi {
 
     /// The same API with another client, and so with another user.
     pub fn of(client: Client, namespace: &str) -> Self {
-        let groups = group_resource(group::SNAPSHOT, group::SNAPSHOTS);
+        Self::with_groups(client, namespace, VERSION)
+    }
+
+    /// The same API with this version of groups.
+    pub fn with_groups(client: Client, namespace: &str, group_version: &'static str) -> Self {
+        let groups = |kind, plural| group_resource(group_version, kind, plural);
+        let snapshots = groups(group::SNAPSHOT, group::SNAPSHOTS);
         Self {
-            groups: Api::namespaced_with(client.clone(), namespace, &groups),
-            group_contents: Api::all_with(client.clone(), &group_resource(group::CONTENT, group::CONTENTS)),
-            group_classes: Api::all_with(client.clone(), &group_resource(group::CLASS, group::CLASSES)),
+            groups: Api::namespaced_with(client.clone(), namespace, &snapshots),
+            group_contents: Api::all_with(client.clone(), &groups(group::CONTENT, group::CONTENTS)),
+            group_classes: Api::all_with(client.clone(), &groups(group::CLASS, group::CLASSES)),
             classes: Api::all_with(client.clone(), &resource(CLASS, CLASSES)),
             snapshots: Api::namespaced_with(client.clone(), namespace, &resource(SNAPSHOT, SNAPSHOTS)),
             contents: Api::all_with(client, &resource(CONTENT, CONTENTS)),
             namespace: namespace.to_owned(),
+            group_version,
         }
     }
 
@@ -122,7 +130,8 @@ impl SnapshotApi {
         source: Value,
         more: Value,
     ) -> Result<DynamicObject, Failure> {
-        let new = DynamicObject::new(name, &group_resource(group::SNAPSHOT, group::SNAPSHOTS));
+        let version = self.group_version;
+        let new = DynamicObject::new(name, &group_resource(version, group::SNAPSHOT, group::SNAPSHOTS));
         let selector = json!({"selector": {"matchLabels": {"app": "shop"}}});
         let new = new.data(json!({"spec": {"source": selector, "volumeGroupSnapshotClassName": "local"}}));
         let uid = self.groups.create(&PostParams::default(), &new).await?.uid().unwrap_or_default();
@@ -130,14 +139,14 @@ impl SnapshotApi {
             "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": source,
             "volumeGroupSnapshotClassName": "local",
             "volumeGroupSnapshotRef": {
-                "apiVersion": format!("{}/{VERSION}", group::GROUP), "kind": group::SNAPSHOT,
+                "apiVersion": format!("{}/{version}", group::GROUP), "kind": group::SNAPSHOT,
                 "namespace": self.namespace, "name": name, "uid": uid,
             },
         });
         for (key, value) in more.as_object().into_iter().flatten() {
             spec[key] = value.clone();
         }
-        let kind = group_resource(group::CONTENT, group::CONTENTS);
+        let kind = group_resource(version, group::CONTENT, group::CONTENTS);
         let mut new = DynamicObject::new(&format!("groupsnapcontent-{uid}"), &kind);
         new.metadata.labels = node.map(|node| [(MANAGED_BY.to_owned(), node.to_owned())].into());
         new.metadata.finalizers = Some(vec![group::PROTECTION.to_owned()]);
@@ -145,7 +154,8 @@ impl SnapshotApi {
     }
 
     pub async fn create_group_class(&self, name: &str, parameters: Value) -> Result<(), Failure> {
-        let class = DynamicObject::new(name, &group_resource(group::CLASS, group::CLASSES));
+        let kind = group_resource(self.group_version, group::CLASS, group::CLASSES);
+        let class = DynamicObject::new(name, &kind);
         let fields = json!({"driver": DRIVER_NAME, "deletionPolicy": "Delete", "parameters": parameters});
         self.group_classes.create(&PostParams::default(), &class.data(fields)).await?;
         Ok(())

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::snapshot::MANAGED_BY;
-use cluster::snapshot::group::PROTECTION;
+use cluster::snapshot::group::{CLASSES, CONTENTS, GROUP, PROTECTION, SNAPSHOTS};
+use cluster::snapshot::{MANAGED_BY, VERSION};
 use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
 use envtest::{Cluster, Failure, Identity, SnapshotApi, accepted, create, merge, merge_status};
-use kube::ResourceExt as _;
-use kube::api::{DeleteParams, DynamicObject};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use volume::{State, VolumeId};
 
@@ -19,13 +20,40 @@ const CLAIMS: [(&str, &str); 2] = [("data", "Block"), ("log", "Filesystem")];
 
 async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Vec<VolumeId>), Failure> {
     let api = SnapshotApi::install(cluster, namespace).await?;
+    let (node, ids) = node_with_claims(cluster, namespace).await?;
+    Ok((node, api, ids))
+}
+
+async fn node_with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, Vec<VolumeId>), Failure> {
     let node = Node::start(cluster, namespace).await?;
     let mut ids = Vec::new();
     for (name, mode) in CLAIMS {
         let id = node.volume(name, json!({"volumeMode": mode})).await?;
         ids.push(id);
     }
-    Ok((node, api, ids))
+    Ok((node, ids))
+}
+
+/// Sets whether the API server serves each version of groups, and waits until v1 is served or missing accordingly.
+async fn serve(cluster: &Cluster, is_served: impl Fn(&str) -> bool) -> Result<(), Failure> {
+    let definition = ApiResource::erase::<CustomResourceDefinition>(&());
+    let definitions = Api::<DynamicObject>::all_with(cluster.admin(), &definition);
+    // The API server receives the changes in this order, so that the last one shows the others.
+    for kind in [SNAPSHOTS, CLASSES, CONTENTS] {
+        let name = format!("{kind}.{GROUP}");
+        let mut versions = definitions.get(&name).await?.data["spec"]["versions"].clone();
+        for version in versions.as_array_mut().into_iter().flatten() {
+            version["served"] = version["name"].as_str().is_some_and(&is_served).into();
+        }
+        merge(&definitions, &name, json!({"spec": {"versions": versions}})).await?;
+    }
+    let contents = SnapshotApi::of(cluster.admin(), "default").group_contents;
+    until("the served versions of groups", async || match contents.list(&ListParams::default()).await {
+        Ok(found) => Ok((!is_served(VERSION)).then(|| format!("{} contents", found.items.len()))),
+        Err(kube::Error::Api(status)) if status.code == 404 && !is_served(VERSION) => Ok(None),
+        Err(error) => Err(error),
+    })
+    .await
 }
 
 fn source(ids: &[VolumeId]) -> Value {
@@ -103,6 +131,32 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     node.event_with("thin", "GroupSnapshotTaken", &["2 snapshots at one instant", "they are thin"]).await?;
     api.group_gone("thin", &name).await?;
     node.end().await
+}
+
+/// A cluster with an older release of external-snapshotter serves no v1 of groups.
+pub async fn a_group_of_an_earlier_version_is_taken_and_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const EARLIER: &str = "v1beta2";
+    const NAMESPACE: &str = "group-earlier";
+    SnapshotApi::install(&cluster, NAMESPACE).await?;
+    serve(&cluster, |version| version == EARLIER).await?;
+    let api = SnapshotApi::with_groups(cluster.admin(), NAMESPACE, EARLIER);
+    let (node, ids) = node_with_claims(&cluster, NAMESPACE).await?;
+    api.create_group_class("brief", json!({"maxPause": "600ms"})).await?;
+    let of_class = json!({"volumeGroupSnapshotClassName": "brief"});
+    let content = api.create_group("both", None, source(&ids), of_class).await?;
+    let (name, members) = (content.name_any(), members_of(&content, &ids)?);
+    let status = api.group_status(&name, is_ready).await?;
+    assert_eq!(status["volumeGroupSnapshotHandle"], handle_of(&content).as_str());
+    let infos = status["volumeSnapshotInfoList"].as_array().cloned().unwrap_or_default();
+    let handles: Vec<_> = infos.iter().filter_map(|info| info["snapshotHandle"].as_str()).collect();
+    assert_eq!(handles, members.iter().map(VolumeId::as_str).collect::<Vec<_>>());
+    assert_eq!(node.volumes.pauses().first(), Some(&Duration::from_millis(600)), "the pause of the class");
+    assert_eq!(api.group_contents.get(&name).await?.labels().get(MANAGED_BY), Some(&node.name));
+    node.event_with("both", "GroupSnapshotTaken", &["2 snapshots at one instant"]).await?;
+    api.group_gone("both", &name).await?;
+    assert!(members.iter().all(|member| node.volumes.record(member).is_none()), "before the content");
+    node.end().await?;
+    serve(&cluster, |_| true).await
 }
 
 pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {

@@ -59,6 +59,7 @@ fn main() -> ExitCode {
         snapshots::no_claim_gets_the_content_of_another_namespace,
         snapshots::a_node_writes_only_contents_that_it_serves,
         groups::a_group_is_taken_at_one_instant_and_deleted,
+        groups::a_group_of_an_earlier_version_is_taken_and_deleted,
         groups::a_group_that_cannot_be_taken_is_reported,
         groups::members_without_a_group_are_removed_or_reported,
         groups::a_node_writes_only_contents_of_groups_that_it_serves,
