@@ -1,5 +1,5 @@
-//! Kills a process before each system call of an operation. Afterwards, no ID is allocated twice, no directory has a
-//! project without limits, and the next call completes the operation.
+//! Kills a process before each system call of an operation that may change files. Afterwards, no ID is allocated twice,
+//! no directory has a project without limits, and the next call completes the operation.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
