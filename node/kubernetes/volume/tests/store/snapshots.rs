@@ -120,14 +120,13 @@ fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
 fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
     for (allocation, direct_io) in BOTH.into_iter().flat_map(|one| [(one, false), (one, true)]) {
         let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
-        let size = if direct_io { LARGE } else { FULL };
-        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation }, size));
+        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation }, FULL));
         let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
         let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
         let path = device.path();
         let overwrite = |byte: u8| {
             let mut file = File::options().write(true).open(&path).unwrap();
-            file.write_all(&vec![byte; size.get() as usize]).unwrap();
+            file.write_all(&vec![byte; FULL.get() as usize]).unwrap();
             file.sync_all().unwrap();
         };
         overwrite(1);
