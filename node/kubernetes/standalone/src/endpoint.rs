@@ -63,3 +63,43 @@ impl Source for Endpoint {
         Ok(status::metrics(&self.registry, &self.services(), [])?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use provisioner::Metrics;
+    use supervisor::{Settings, Supervisor};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn readiness_ends_with_what_the_node_and_the_cluster_lack() {
+        let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+        let address = listener.local_addr().unwrap();
+        let restrictions = Arc::new(Restrictions::new("/nonexistent", provisioner::notices().0));
+        let status = NodeStatus { restrictions, snapshots: Metrics::default().snapshot_support().clone() };
+        let shown = status.clone();
+        let tree = Supervisor::start("status", Settings::default(), move |cx| {
+            run(cx, Arc::clone(&listener), Registry::new(), Some(shown.clone()))
+        });
+        tree.handle().healthy().await.unwrap();
+        let readyz = async || {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+        };
+        assert_eq!(readyz().await, "ok\n");
+        status.snapshots.set_crds_missing(true);
+        let crds = "snapshots are unavailable: the cluster does not have the CRDs of snapshot.storage.k8s.io/v1\n";
+        assert_eq!(readyz().await, format!("ok\n{crds}"));
+        status.restrictions.set(Enforcement::Failed("no BPF-LSM".into()));
+        assert_eq!(readyz().await, format!("ok\nlimits are advisory: no BPF-LSM\n{crds}"));
+        tree.stop(Duration::from_secs(10)).await.unwrap();
+    }
+}

@@ -79,7 +79,8 @@ impl SnapshotSupport {
         SnapshotRequirement::ALL.into_iter().filter(|requirement| found.lacks(*requirement)).collect()
     }
 
-    pub(crate) fn set_crds_missing(&self, are_missing: bool) {
+    /// Sets whether the CRDs have been missing for long.
+    pub fn set_crds_missing(&self, are_missing: bool) {
         self.change(|found| found.are_crds_missing = are_missing);
     }
 

@@ -105,34 +105,76 @@ pub(crate) fn ends(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
-    use kube::core::Status;
-    use supervisor::{Settings, Supervisor};
+    use envtest::FakeVolumes;
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use prometheus::{Registry, TextEncoder};
+    use serde_json::json;
+    use supervisor::Supervisor;
+    use tower::service_fn;
+    use units::Bytes;
 
     use super::*;
+    use crate::{Metrics, Settings};
 
-    #[tokio::test(start_paused = true)]
-    async fn a_kind_that_is_missing_for_long_is_reported_once() {
-        let reports = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&reports);
-        let tree = Supervisor::start("snapshots", Settings::default(), move |cx| {
-            let reports = Arc::clone(&counted);
-            let find = || async { Err::<(), _>(kube::Error::Api(Box::new(Status { code: 404, ..Status::default() }))) };
+    /// Client of an API server that serves contents, of which there are none, when they are `installed`.
+    fn client(installed: &Arc<AtomicBool>) -> Client {
+        let installed = Arc::clone(installed);
+        let service = service_fn(move |request: Request<Body>| {
+            let is_installed = installed.load(Ordering::Relaxed);
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch="));
             async move {
-                let report = || {
-                    reports.fetch_add(1, Ordering::Relaxed);
+                if is_installed && is_watch {
+                    future::pending::<()>().await;
+                }
+                let (code, body) = if is_installed {
+                    let list = json!({
+                        "kind": "VolumeSnapshotContentList", "apiVersion": "snapshot.storage.k8s.io/v1",
+                        "metadata": {"resourceVersion": "1"}, "items": [],
+                    });
+                    (200, list.to_string())
+                } else {
+                    (404, "404 page not found".to_owned())
                 };
-                served(&cx, "VolumeSnapshotContents", find, report).await;
-                Ok::<_, RunError>(())
+                let response = Response::builder().status(code).body(Body::from(body.into_bytes()));
+                Ok::<_, Infallible>(response.expect("a response"))
             }
         });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn crds_that_are_missing_for_long_are_reported_once_and_shown_until_they_are_installed() {
+        let (installed, registry) = (Arc::<AtomicBool>::default(), Registry::new());
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let metrics = Metrics::register(&registry, disk.clone()).expect("metrics");
+        let provisioner = Arc::new(Provisioner::new(client(&installed), "granary".to_owned(), disk, metrics));
+        let shared = Arc::clone(&provisioner);
+        let tree = Supervisor::start("snapshots", supervisor::Settings::default(), move |cx| {
+            run(cx, Arc::clone(&shared), Settings::PARALLEL)
+        });
+        let shows = |missing: u8| {
+            let text = TextEncoder::new().encode_to_string(&registry.gather()).expect("metrics");
+            let line = format!(r#"granary_snapshot_requirements_missing{{requirement="crds"}} {missing}"#);
+            assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
+        };
+        let reported = || provisioner.events.queue.next().map(|queued| queued.event.reason);
         sleep(REPORTED - Duration::from_secs(1)).await;
-        assert_eq!(reports.load(Ordering::Relaxed), 0);
+        shows(0);
+        assert_eq!(reported(), None);
         sleep(INTERVAL * 2).await;
-        assert_eq!(reports.load(Ordering::Relaxed), 1);
+        shows(1);
+        assert_eq!(reported().as_deref(), Some("SnapshotsUnavailable"));
         sleep(REPORTED * 3).await;
-        assert_eq!(reports.load(Ordering::Relaxed), 1);
+        shows(1);
+        assert_eq!(reported(), None);
+        installed.store(true, Ordering::Relaxed);
+        sleep(INTERVAL * 2).await;
+        shows(0);
         tree.stop(INTERVAL).await.expect("it ends");
     }
 }
