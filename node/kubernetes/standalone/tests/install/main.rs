@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         accounts::the_reclaimer_moves_no_bound_claim_to_another_node,
         accounts::a_pod_with_another_identity_fails_with_the_reason,
         volumes::a_claim_becomes_a_volume,
-        volumes::the_capacity_of_the_own_provisioner_ends_with_it,
+        volumes::the_own_provisioner_ends_with_its_capacity,
         volumes::a_claim_with_immediate_binding_becomes_a_volume,
         lease::one_replica_of_the_reclaimer_acts,
         objects::nothing_is_left_when_the_objects_are_deleted,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cluster::DRIVER_NAME;
 use envtest::{
     Cluster, Failure, FakeVolumes, PATIENCE, Seen, create, eventually, merge, merge_status, reached, start, until,
 };
@@ -72,6 +73,20 @@ impl Worker {
         Ok(())
     }
 
+    /// Selects a node for the claim, as the scheduler does.
+    async fn schedule(&self, claim: &str, node: &str) -> Result<(), Failure> {
+        let annotations = json!({SELECTED_NODE: node, "volume.kubernetes.io/storage-provisioner": DRIVER_NAME});
+        merge(&self.claims, claim, json!({"metadata": {"annotations": annotations}})).await?;
+        Ok(())
+    }
+
+    async fn events(&self, claim: &str) -> Result<Vec<Event>, kube::Error> {
+        let events = Api::<Event>::default_namespaced(self.pods.admin.clone());
+        let mut found = events.list(&ListParams::default()).await?.items;
+        found.retain(|event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(claim)));
+        Ok(found)
+    }
+
     /// Waits until the claim is bound, and returns the name of its PV.
     async fn bound(&self, claim: &str) -> Result<String, Failure> {
         let volume = envtest::bound(&self.claims, claim).await?;
@@ -94,8 +109,9 @@ impl Worker {
     }
 }
 
-/// With a stale capacity of the former pod, the scheduler would select the node for space that may be used.
-pub async fn the_capacity_of_the_own_provisioner_ends_with_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
+/// With a stale capacity of the former pod, the scheduler would select the node for space that may be used. Claims of
+/// the node are those of external-provisioner, which does not run here.
+pub async fn the_own_provisioner_ends_with_its_capacity(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let worker = Worker::start(&cluster, "switched.example", "local").await?;
     let other = Worker::start(&cluster, "unswitched.example", "local").await?;
     worker.tree.stop(PATIENCE).await?;
@@ -106,6 +122,24 @@ pub async fn the_capacity_of_the_own_provisioner_ends_with_it(cluster: Arc<Clust
     let is_of =
         |node: &str| found.iter().any(|object| object.name_any().ends_with(&format!(".{node}.local.granary.dev")));
     assert!(!is_of("switched.example") && is_of("unswitched.example"), "{found:?}");
+
+    other.claim("unserved", "local", "1Gi").await?;
+    other.schedule("unserved", "switched.example").await?;
+    let is_waiting = |event: &Event| event.reason.as_deref() == Some("ExternalProvisioning");
+    let events = async || other.events("unserved").await;
+    reached("the wait for external-provisioner", events, |found| found.iter().any(is_waiting)).await?;
+    // The own provisioner of the other node serves a later claim, from its creation to its deletion.
+    other.claim("served", "local", "1Gi").await?;
+    other.schedule("served", "unswitched.example").await?;
+    let volume = other.bound("served").await?;
+    other.delete("served", &volume).await?;
+    let claim = other.claims.get("unserved").await?;
+    assert!(claim.annotations().keys().all(|key| !key.contains("granary.dev")), "{:?}", claim.annotations());
+    assert_eq!(claim.status.and_then(|status| status.phase).as_deref(), Some("Pending"));
+    let mut own = other.events("unserved").await?;
+    own.retain(|event| event.reporting_controller.as_deref() == Some(DRIVER_NAME));
+    assert_eq!((own, worker.disk.live()), (vec![], vec![]));
+    other.claims.delete("unserved", &DeleteParams::default()).await?;
     other.tree.stop(PATIENCE).await?;
     Ok(tree.stop(PATIENCE).await?)
 }
@@ -113,10 +147,7 @@ pub async fn the_capacity_of_the_own_provisioner_ends_with_it(cluster: Arc<Clust
 pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let worker = Worker::start(&cluster, "worker.example", "local").await?;
     worker.claim("data", "local", "1Gi").await?;
-    let scheduled = json!({"metadata": {"annotations": {
-        SELECTED_NODE: "worker.example", "volume.kubernetes.io/storage-provisioner": "local.granary.dev",
-    }}});
-    merge(&worker.claims, "data", scheduled).await?;
+    worker.schedule("data", "worker.example").await?;
     let volume = worker.bound("data").await?;
     worker.delete("data", &volume).await?;
     Ok(worker.tree.stop(PATIENCE).await?)
