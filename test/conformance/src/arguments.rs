@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     /// Number of tests that run at once, at most 8. Tests with `[Serial]` in their names run alone, after the others.
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) processes: u8,
-    /// Directory for `results.tsv`, `logs` and the consoles of the nodes. A further run with the same directory repeats
+    /// Directory for the results, the logs and the consoles of the nodes. A further run with the same directory repeats
     /// only the tests that have not passed or been skipped in it: name a new one after a change of the node image. The
     /// default is a new directory in the temporary directory.
     #[arg(long, value_name = "DIR")]

@@ -8,6 +8,7 @@ mod e2e;
 mod images;
 #[cfg(test)]
 mod pins;
+mod report;
 mod results;
 mod run;
 mod selection;

@@ -123,6 +123,11 @@ impl Results {
         names.iter().map(String::as_str).filter(|&name| !is_done(name)).collect()
     }
 
+    /// Results of those tests that have one, in the same order.
+    pub(crate) fn finished<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a TestResult> {
+        names.iter().filter_map(|name| self.by_name.get(name))
+    }
+
     pub(crate) fn summary(&self, names: &[String]) -> Summary<'_> {
         let mut summary = Summary::default();
         for name in names {

@@ -3,6 +3,7 @@
 use crate::arguments::Arguments;
 use crate::e2e;
 use crate::images;
+use crate::report;
 use crate::results::{Outcome, Results, TestResult};
 use crate::test_list::{self, TestList};
 use futures::{StreamExt as _, stream};
@@ -59,7 +60,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<ExitCode, RunError> {
         return Ok(ExitCode::SUCCESS);
     }
     let output = create_output(arguments.output())?;
-    print(format_args!("results.tsv, logs and the consoles of the nodes: {}", output.display()));
+    print(format_args!("results, logs and the consoles of the nodes: {}", output.display()));
     let mut results = Results::open(&output)?;
     let remaining = results.remaining(tests.names());
     let ran = if remaining.is_empty() {
@@ -68,9 +69,11 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<ExitCode, RunError> {
         let run = Run { arguments, tests: &tests, output: &output };
         run.on_a_cluster(remaining, &mut results, &mut interrupts).await
     };
+    let reported = report::write(&output, results.finished(tests.names()));
     let summary = results.summary(tests.names());
     print(format_args!("results: {}\n{summary}", output.display()));
     ran?;
+    reported?;
     Ok(if summary.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
