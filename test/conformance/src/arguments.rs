@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     /// Images of all suites.
     #[arg(long, hide = true)]
     archive: Vec<Archive>,
-    /// Additional images of the conformance suite.
+    /// Additional images of all suites but `external-storage`.
     #[arg(long, hide = true)]
     conformance_archive: Vec<Archive>,
     #[command(flatten)]
@@ -78,7 +78,10 @@ impl Arguments {
     /// Archives of the suite's images. Other images are left out, because in emulation a node needs half a minute to
     /// import an image.
     pub(crate) fn archives(&self) -> impl Iterator<Item = &Archive> {
-        let count = if self.suite == Suite::Conformance { usize::MAX } else { self.archive.len() };
+        let count = match self.suite {
+            Suite::Conformance | Suite::Services => usize::MAX,
+            Suite::ExternalStorage => self.archive.len(),
+        };
         self.all_archives().take(count)
     }
 }
@@ -130,6 +133,7 @@ mod tests {
             arguments.archives().map(|archive| archive.image.clone()).collect::<Vec<_>>()
         };
         assert_eq!(images(&[]), ["agnhost:2", "nonroot:1"]);
+        assert_eq!(images(&["--suite=services"]), ["agnhost:2", "nonroot:1"]);
         assert_eq!(images(&["--suite=external-storage"]), ["agnhost:2"]);
     }
 }

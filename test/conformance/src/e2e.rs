@@ -23,11 +23,11 @@ pub(crate) async fn tests(arguments: &Arguments) -> Result<TestList, StepError> 
     let directory = TempDir::with_prefix("conformance-").map_err(StepError::of(STEP))?;
     let report = directory.path().join("report.json");
     let mut command = command(arguments);
-    command.args(selection::focus(arguments.suite, arguments.focus.as_deref()));
+    command.args(arguments.focus.as_ref().map(|focus| format!("--ginkgo.focus={focus}")));
     command.arg("--ginkgo.dry-run").arg(flag("ginkgo.json-report", &report));
     output(&mut command).await.map_err(StepError::of(STEP))?;
     let report = fs::read(report).map_err(StepError::of(STEP))?;
-    TestList::parse(&report).map_err(StepError::of(STEP))
+    TestList::parse(&report, arguments.suite).map_err(StepError::of(STEP))
 }
 
 /// Runs the test that the argument `focus` selects. Dropping the future kills the process.

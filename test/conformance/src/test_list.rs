@@ -1,5 +1,6 @@
 //! The selected tests, from a dry run of ginkgo.
 
+use crate::selection::{self, Suite};
 use serde::Deserialize;
 
 /// The report of `--ginkgo.json-report`, ginkgo's types/types.go.
@@ -53,11 +54,11 @@ pub(crate) struct TestList {
 }
 
 impl TestList {
-    /// Reads the report of a dry run.
-    pub(crate) fn parse(report: &[u8]) -> Result<Self, TestListError> {
+    /// Reads the report of a dry run, and leaves out the tests of other suites.
+    pub(crate) fn parse(report: &[u8], suite: Suite) -> Result<Self, TestListError> {
         let [report]: [Report; 1] = serde_json::from_slice(report)?;
-        let selected = report.spec_reports.into_iter().filter(SpecReport::is_selected);
-        let mut names: Vec<_> = selected.map(SpecReport::name).collect();
+        let selected = report.spec_reports.into_iter().filter(SpecReport::is_selected).map(SpecReport::name);
+        let mut names: Vec<_> = selected.filter(|name| selection::has(suite, name)).collect();
         if names.is_empty() {
             return Err(TestListError::Empty);
         }
@@ -91,8 +92,13 @@ pub(crate) fn is_serial(name: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn parse_suite(specs: &str, suite: Suite) -> Result<TestList, TestListError> {
+        let report = format!(r#"[{{"SuiteDescription": "e2e suite", "SpecReports": [{specs}]}}]"#);
+        TestList::parse(report.as_bytes(), suite)
+    }
+
     fn parse(specs: &str) -> Result<TestList, TestListError> {
-        TestList::parse(format!(r#"[{{"SuiteDescription": "e2e suite", "SpecReports": [{specs}]}}]"#).as_bytes())
+        parse_suite(specs, Suite::Conformance)
     }
 
     fn spec(containers: &str, text: &str, state: &str) -> String {
@@ -127,6 +133,15 @@ mod tests {
         assert!(matches!(parse(&others.join(",")), Err(TestListError::Empty)));
         let list = parse(&[&others[..], &[spec(r#"["A"]"#, "a", r#""passed""#)]].concat().join(",")).unwrap();
         assert_eq!(list.names(), ["A a"]);
+    }
+
+    #[test]
+    fn a_focus_does_not_add_tests_of_other_suites() {
+        let other = spec(r#"["[sig-network] DNS"]"#, "should provide DNS for services", r#""passed""#);
+        assert!(matches!(parse_suite(&other, Suite::Services), Err(TestListError::Empty)));
+        let specs = [other, spec(r#"["[sig-network] Services"]"#, "should check", r#""passed""#)];
+        let list = parse_suite(&specs.join(","), Suite::Services).unwrap();
+        assert_eq!(list.names(), ["[sig-network] Services should check"]);
     }
 
     #[test]
