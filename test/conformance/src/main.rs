@@ -6,6 +6,7 @@
 mod arguments;
 mod e2e;
 mod images;
+mod output;
 #[cfg(test)]
 mod pins;
 mod report;

@@ -3,17 +3,17 @@
 use crate::arguments::Arguments;
 use crate::e2e;
 use crate::images;
+use crate::output::Output;
 use crate::report;
 use crate::results::{Outcome, Results, TestResult};
 use crate::test_list::{self, TestList};
 use futures::{StreamExt as _, stream};
 use launch::{Cluster, ClusterOptions, Options, SHUTDOWN_LIMIT, StepError};
-use std::env;
 use std::error::Error;
 use std::fmt::Display;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write as _};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 use tempfile::TempDir;
@@ -59,9 +59,9 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<ExitCode, RunError> {
         tests.names().iter().for_each(print);
         return Ok(ExitCode::SUCCESS);
     }
-    let output = create_output(arguments.output())?;
-    print(format_args!("results, logs and the consoles of the nodes: {}", output.display()));
-    let mut results = Results::open(&output)?;
+    let output = Output::open(arguments.output())?;
+    print(format_args!("results, logs and the consoles of the nodes: {}", output.path().display()));
+    let mut results = Results::open(output.path())?;
     let remaining = results.remaining(tests.names());
     let ran = if remaining.is_empty() {
         Ok(())
@@ -69,9 +69,9 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<ExitCode, RunError> {
         let run = Run { arguments, tests: &tests, output: &output };
         run.on_a_cluster(remaining, &mut results, &mut interrupts).await
     };
-    let reported = report::write(&output, results.finished(tests.names()));
+    let reported = report::write(output.path(), results.finished(tests.names()));
     let summary = results.summary(tests.names());
-    print(format_args!("results: {}\n{summary}", output.display()));
+    print(format_args!("results: {}\n{summary}", output.path().display()));
     ran?;
     reported?;
     Ok(if summary.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -87,39 +87,10 @@ fn print(line: impl Display) {
     _ = writeln!(io::stdout(), "{line}");
 }
 
-/// Returns the directory, which has an empty or an earlier `logs`.
-fn create_output(named: Option<PathBuf>) -> Result<PathBuf, RunError> {
-    let path = match named {
-        Some(path) => path,
-        None => {
-            let step = format!("create a directory for the results in {}", env::temp_dir().display());
-            TempDir::with_prefix("conformance-").map_err(StepError::of(step))?.keep()
-        }
-    };
-    let step = format!("create {} for the results; name another directory with --output", path.display());
-    fs::create_dir_all(path.join("logs")).map_err(StepError::of(step))?;
-    Ok(path)
-}
-
-/// Creates a log in the output directory. Returns its path below the directory, which has the first unused number.
-fn create_log(output: &Path) -> Result<(String, File), StepError> {
-    let mut number = 1_u32;
-    loop {
-        let log = format!("logs/{number:03}.log");
-        match File::create_new(output.join(&log)) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-            created => {
-                let file = created.map_err(StepError::of(format!("create {log}")))?;
-                return Ok((log, file));
-            }
-        }
-    }
-}
-
 struct Run<'a> {
     arguments: &'a Arguments,
     tests: &'a TestList,
-    output: &'a Path,
+    output: &'a Output,
 }
 
 impl Run<'_> {
@@ -133,7 +104,7 @@ impl Run<'_> {
         // Directory of the disks and of the administrator's key.
         let state = TempDir::with_prefix("granary-").map_err(StepError::of("create a temporary directory"))?;
         let mut options = Options::new(arguments.image.clone(), state.path());
-        options.logs = self.output.to_owned();
+        options.logs = self.output.path().to_owned();
         options.memory = CONTROL_PLANE_MEMORY;
         options.data_size = Some(DATA_SIZE);
         options.images = arguments.archives().map(|archive| archive.file.clone()).collect();
@@ -180,11 +151,11 @@ impl Run<'_> {
     }
 
     async fn one(&self, name: &str, kubeconfig: &Path) -> Result<TestResult, StepError> {
-        let (log, file) = create_log(self.output)?;
+        let (log, file) = self.output.create_log()?;
         let start = Instant::now();
         let status = e2e::run(self.arguments, kubeconfig, self.tests.focus(name), file).await?;
         let time = start.elapsed();
-        let text = fs::read(self.output.join(&log)).map_err(StepError::of(format!("read {log}")))?;
+        let text = fs::read(self.output.path().join(&log)).map_err(StepError::of(format!("read {log}")))?;
         let outcome = Outcome::of(status.success(), &String::from_utf8_lossy(&text));
         Ok(TestResult { outcome, time, log, name: name.to_owned() })
     }
