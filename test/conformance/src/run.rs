@@ -123,30 +123,14 @@ impl Run<'_> {
             ended = cluster.ended() => {
                 return Err(format!("{} ended unexpectedly: {}", ended.what, ended.reason).into());
             }
-            ran = self.all(names, &kubeconfig, results) => ran.map_err(RunError::from),
+            ran = run_all(names, arguments.processes, results, |name| self.one(name, &kubeconfig)) => {
+                ran.map_err(RunError::from)
+            }
         };
         let down = cluster.shut_down(SHUTDOWN_LIMIT).await;
         // An error of the tests has priority over one of the shutdown.
         ran?;
         down.map_err(StepError::of("shut down the nodes in order"))?;
-        Ok(())
-    }
-
-    /// Runs the tests, several at once, and then those that must run alone.
-    async fn all(&self, names: Vec<&str>, kubeconfig: &Path, results: &mut Results) -> Result<(), StepError> {
-        let count = names.len();
-        let mut finished = 0;
-        let (serial, parallel): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| test_list::is_serial(name));
-        for (names, limit) in [(parallel, self.arguments.processes), (serial, 1)] {
-            let processes = stream::iter(names).map(|name| self.one(name, kubeconfig));
-            let mut running = processes.buffer_unordered(usize::from(limit));
-            while let Some(result) = running.next().await {
-                let result = result?;
-                finished += 1;
-                print(format_args!("{finished}/{count}\t{result}"));
-                results.add(result)?;
-            }
-        }
         Ok(())
     }
 
@@ -158,5 +142,67 @@ impl Run<'_> {
         let text = fs::read(self.output.path().join(&log)).map_err(StepError::of(format!("read {log}")))?;
         let outcome = Outcome::of(status.success(), &String::from_utf8_lossy(&text));
         Ok(TestResult { outcome, time, log, name: name.to_owned() })
+    }
+}
+
+/// Runs the tests, at most `limit` at once, and then those that must run alone. Each result is written at the end of
+/// its test.
+async fn run_all<'a, F>(
+    names: Vec<&'a str>,
+    limit: u8,
+    results: &mut Results,
+    execute: impl Fn(&'a str) -> F,
+) -> Result<(), StepError>
+where
+    F: Future<Output = Result<TestResult, StepError>>,
+{
+    let count = names.len();
+    let mut finished = 0;
+    let (serial, parallel): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| test_list::is_serial(name));
+    for (names, limit) in [(parallel, limit), (serial, 1)] {
+        let mut running = stream::iter(names).map(&execute).buffer_unordered(usize::from(limit));
+        while let Some(result) = running.next().await {
+            let result = result?;
+            finished += 1;
+            print(format_args!("{finished}/{count}\t{result}"));
+            results.add(result)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::time::Duration;
+    use tokio::task;
+
+    #[tokio::test]
+    async fn tests_run_up_to_the_limit_and_serial_ones_alone_at_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = ["A", "B [Serial]", "C", "D", "E [Serial] e", "F", "G"].map(str::to_owned);
+        let mut results = Results::open(directory.path()).unwrap();
+        let running = &RefCell::new(Vec::new());
+        // The running tests at the start of each one.
+        let starts = &RefCell::new(Vec::new());
+        let all = run_all(results.remaining(&names), 3, &mut results, |name| async move {
+            running.borrow_mut().push(name);
+            starts.borrow_mut().push(running.borrow().clone());
+            // All other tests that may run start meanwhile.
+            task::yield_now().await;
+            running.borrow_mut().retain(|&other| other != name);
+            let (outcome, log) = (Outcome::Passed, "logs/001.log".to_owned());
+            Ok(TestResult { outcome, time: Duration::ZERO, log, name: name.to_owned() })
+        });
+        all.await.unwrap();
+
+        let starts = starts.borrow();
+        let (parallel, serial) = starts.split_at(5);
+        assert_eq!(parallel.iter().map(Vec::len).max(), Some(3), "{parallel:?}");
+        assert!(!parallel.iter().flatten().any(|name| test_list::is_serial(name)), "{parallel:?}");
+        assert_eq!(serial, [["B [Serial]"], ["E [Serial] e"]]);
+        let written = Results::open(directory.path()).unwrap();
+        assert_eq!(written.finished(&names).count(), names.len());
     }
 }
