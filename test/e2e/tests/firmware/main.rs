@@ -21,11 +21,14 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 const SECTOR: u32 = 512;
+/// Size of a block of the system image and of dm-verity, in bytes.
+const BLOCK: u64 = 4096;
 
 /// The machine has no other disk, so the first boot creates a data partition behind the system partition. It has no
 /// virtio disk and no virtio network card, but three cards, of which one is connected, and a screen. Its administrator
@@ -190,13 +193,26 @@ fn pixels(picture: &[u8]) -> impl Iterator<Item = [u8; 3]> {
     picture[head..].chunks_exact(3).map(|pixel| [pixel[0], pixel[1], pixel[2]])
 }
 
-/// The damaged disk is a SATA disk. The initramfs verifies the first block, and the kernel verifies every block that it
-/// reads. The second block contains the start of `/init`.
+/// The initramfs verifies the first block, and the kernel verifies every block that it reads. kube-apiserver is the
+/// first process of the damaged program. It starts when the data disk, the network and etcd are ready, so this boot
+/// also uses a SATA disk and an igb card.
 #[tokio::test]
 async fn a_flipped_bit_of_a_program_stops_the_kernel_with_a_remedy() {
-    let console = console_of_damaged(4096 + 100).await;
+    let setting = Setting::from_target().unwrap();
+    let mut options = setting.options();
+    let start = start_of("/usr/bin/kube", &options.image.system);
+    options.boot = Boot::Firmware(damaged(&setting, start + 100));
+    options.hardware = Hardware { disks: DiskModel::Ahci, card: Card::Igb, more: Vec::new() };
+    options.configuration = Some(json!({"network": {"driver": "igb"}}).to_string());
+    let Stopped { stages, console } = boot_that_stops(&options).await;
+    for stage in ["data-disk: ready", "network: ready"] {
+        assert!(stages.iter().any(|event| event == stage), "{stage:?} is not in {stages:?}: {console}");
+    }
     expect(&console, "/dev/sda2 (partition SYSTEM-A");
-    expect(&console, "data block 1 is corrupted");
+    expect(&console, "data disk mounted device=/dev/sda");
+    let loaded = console.lines().find(|line| line.contains("drivers loaded")).expect("a line about drivers");
+    expect(loaded, "igb");
+    expect(&console, &format!("data block {} is corrupted", start / BLOCK));
     expect(&console, "Kernel panic - not syncing: dm-verity device corrupted");
     expect(&console, "write the image to the disk again");
 }
@@ -210,35 +226,53 @@ async fn an_smbios_argument_with_another_system_stops_the_boot() {
     options.boot = Boot::Firmware(setting.disk().unwrap());
     options.data = Data::File(setting.file("data.img"));
     options.kernel_arguments = "granary.system=5ad00000-0000-4000-8000-00000000000a".to_owned();
-    let console = console_of_stopped(&options).await;
+    let stopped = boot_that_stops(&options).await;
     expect(
-        &console,
+        &stopped.console,
         "initramfs: error: the kernel command line has granary.system=, but a disk image starts its own system only",
     );
 }
 
-async fn console_of_damaged(byte: u64) -> String {
-    let setting = Setting::from_target().unwrap();
+/// Position of a file's first block in the system image. `dump.erofs` prints one line per extent, with its bounds in
+/// the file and in the image: `0:  0.. 122971 | 122971 :  73900032..  73965568 |  65536`.
+fn start_of(file: &str, system: &Path) -> u64 {
+    let dump = Command::new("dump.erofs").arg(format!("--path={file}")).arg("-e").arg(system).output();
+    let dump = dump.expect("dump.erofs runs");
+    let text = String::from_utf8_lossy(&dump.stdout);
+    let first = text.lines().find_map(|line| line.trim_start().strip_prefix("0:"));
+    let start = first.and_then(|line| line.split_once(':')?.1.split_once("..")?.0.trim().parse().ok());
+    start.unwrap_or_else(|| panic!("no extent of {file}: {text}{}", String::from_utf8_lossy(&dump.stderr)))
+}
+
+/// Copies the disk image and flips a bit of this byte of the system image.
+fn damaged(setting: &Setting, byte: u64) -> PathBuf {
     let path = setting.file("damaged.img");
     let disk = copied(&setting.disk().unwrap(), &path);
     let at = system(&disk) + byte;
     let mut found = [0];
     disk.read_exact_at(&mut found, at).unwrap();
     disk.write_all_at(&[found[0] ^ 0x10], at).unwrap();
-
-    let mut options = setting.options();
-    options.boot = Boot::Firmware(path);
-    options.hardware.disks = DiskModel::Ahci;
-    console_of_stopped(&options).await
+    path
 }
 
-async fn console_of_stopped(options: &Options) -> String {
+/// A boot that the guest ended by itself.
+struct Stopped {
+    stages: Vec<String>,
+    console: String,
+}
+
+async fn boot_that_stops(options: &Options) -> Stopped {
     cost("boots");
-    let Err(error) = Node::boot(options, |event| println!("{event}")).await else {
-        panic!("the node started");
-    };
-    let BootError::Ended { console, .. } = error else { panic!("the guest did not end: {}", chain(&error)) };
-    console.to_string()
+    let mut stages = Vec::new();
+    let booted = Node::boot(options, |event| {
+        println!("{event}");
+        stages.push(event.to_string());
+    });
+    let Err(error) = booted.await else { panic!("the node started") };
+    assert!(matches!(error, BootError::Ended { .. }), "the guest did not end: {}", chain(&error));
+    // The error has only the last lines.
+    let console = fs::read(options.logs.join("console.log")).unwrap();
+    Stopped { stages, console: String::from_utf8_lossy(&console).into_owned() }
 }
 
 fn expect(console: &str, wanted: &str) {
