@@ -23,6 +23,11 @@ pub const REGISTRY: &str = "10.0.2.2:5000";
 pub const NODES_REGISTRY: &str = "10.0.2.2:5002";
 /// Registry that is only reachable through its mirror, [`REGISTRY`].
 pub const MIRRORED: &str = "mirrored.invalid";
+/// Address of the same registry with a certificate of the CA in `registryCas`. The node has no other setting for it.
+pub const SECOND_REGISTRY: &str = "10.0.2.2:5003";
+/// Name of the same registry, which the node uses without TLS.
+pub const PLAIN_REGISTRY: &str = "plain.invalid";
+const PLAIN_SERVER: &str = "http://10.0.2.2:5004";
 /// User of [`REGISTRY`].
 pub const USER: &str = "tenant";
 pub const PASSWORD: &str = "password-of-the-test-registry";
@@ -74,6 +79,7 @@ impl Setting {
             "clusterDomain": DOMAIN,
             "storage": {"serial": "data", "keepFree": KEEP_FREE.get().to_string()},
             "kernelModules": [MODULE],
+            "registryCas": [include_str!("../registry/second-ca.pem")],
             "registries": [
                 {"name": REGISTRY, "ca": include_str!("../registry/ca.pem")},
                 {
@@ -89,6 +95,7 @@ impl Setting {
                         "credentials": {"username": USER, "password": PASSWORD},
                     }],
                 },
+                {"name": PLAIN_REGISTRY, "server": PLAIN_SERVER, "verification": "DISABLED"},
             ],
         });
         let mut options = self.options();

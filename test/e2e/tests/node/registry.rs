@@ -6,10 +6,11 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use e2e::{
-    Case, Failure, MIRRORED, NODES_REGISTRY, PASSWORD, PATIENCE, Part, Pod, REGISTRY, Seen, Server, Stopped, USER,
-    eventually,
+    Case, Failure, MIRRORED, NODES_REGISTRY, PASSWORD, PATIENCE, PLAIN_REGISTRY, Part, Pod, REGISTRY, SECOND_REGISTRY,
+    Seen, Server, Stopped, USER, eventually,
 };
-use k8s_openapi::api::core::v1::{Pod as PodObject, Secret};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ContainerState, Pod as PodObject, Secret};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::task::spawn_blocking;
@@ -28,7 +29,9 @@ const UNKNOWN_CA: &str = "10.0.2.2:5001";
 const ADDED: &str = "added.invalid";
 /// Directory of such files, through the root of PID 1.
 const ADDED_REGISTRIES: &str = "/proc/1/root/data/registries";
-/// Pod with images of several registries, two of which cannot be pulled. One of these gets another image later. The pod
+/// Address at which no program listens: port 1 is reserved (tcpmux).
+const ABSENT: &str = "10.0.2.2:1";
+/// Pod with images of several registries, three of which cannot be pulled. One of these gets another image later. The pod
 /// stays `Pending`.
 const POD: &str = "pulls";
 
@@ -42,11 +45,14 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     part.must_show("a_pod_with_images_of_several_registries_is_created", start(case)).await?;
     // The cases run in the order of the containers, because each look at the events takes CPU time from the pods.
     let pulls = async {
-        part.shows("a_wrong_password_is_an_event", fails(case, REGISTRY, IMAGE, "401 Unauthorized")).await;
-        let unknown_ca = fails(case, UNKNOWN_CA, IMAGE, "x509: certificate signed by unknown");
+        part.shows("a_wrong_password_is_an_event", fails(case, REGISTRY, "401 Unauthorized")).await;
+        let unknown_ca = fails(case, UNKNOWN_CA, "x509: certificate signed by unknown");
         part.shows("an_unknown_ca_is_an_event", unknown_ca).await;
-        part.shows("a_pod_pulls_as_the_user_of_the_node", pulled(case, NODES_REGISTRY)).await;
-        part.shows("a_pod_pulls_through_a_mirror", pulled(case, MIRRORED)).await;
+        part.shows("a_missing_registry_is_an_event", fails(case, ABSENT, "connection refused")).await;
+        part.shows("a_pod_pulls_as_the_user_of_the_node", pulled(case, "user")).await;
+        part.shows("a_pod_pulls_through_a_mirror", pulled(case, "mirror")).await;
+        part.shows("a_pod_pulls_with_the_ca_of_all_registries", pulled(case, "second")).await;
+        part.shows("a_pod_pulls_without_tls_where_the_configuration_allows_it", pulled(case, "plain")).await;
         part.shows("a_registry_is_added_without_a_restart", is_added(case)).await;
     };
     tokio::join!(database::cases(&part), pulls);
@@ -74,12 +80,17 @@ impl Registry {
         let started = spawn_blocking(|| {
             let file = |name: &str| env::var_os(name).unwrap_or_else(|| panic!("{name} is not set"));
             let image = |name: &str, archive: &str| [OsString::from(name), file(archive)].join(OsStr::new("="));
+            let with_tls = |address: &str, pair: &str| {
+                let [certificate, key] = ["CERTIFICATE", "KEY"].map(|part| file(&format!("{pair}_{part}")));
+                [OsString::from(address), certificate, key].join(OsStr::new(","))
+            };
+            let first = |address: &str| with_tls(address, "GRANARY_REGISTRY");
             let mut child = Command::new(file("GRANARY_REGISTRY"))
-                .args([file("GRANARY_REGISTRY_CERTIFICATE"), file("GRANARY_REGISTRY_KEY")])
                 .args([USER, PASSWORD])
                 .args([image(IMAGE, "GRANARY_WORKLOAD"), image(database::IMAGE, "GRANARY_DATABASE")])
                 // The guest reaches these addresses through its gateway, 10.0.2.2.
-                .args(["127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5002"])
+                .args(["127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5002"].map(first))
+                .args([with_tls("127.0.0.1:5003", "GRANARY_SECOND"), OsString::from("127.0.0.1:5004")])
                 .stdout(Stdio::piped())
                 .spawn()
                 .expect("the registry starts");
@@ -100,20 +111,26 @@ impl Drop for Registry {
     }
 }
 
-/// Creates the pod. Its containers run the same program on different ports.
+/// Creates the pod. Its containers run the same program on different ports. The kubelet publishes 25 events of a pod
+/// and then one every five minutes, so the first containers are those whose images cannot be pulled.
 async fn start(case: &Case) -> Result<(), Failure> {
     // Must have no effect, because the node's configuration has this registry.
     add(case, NODES_REGISTRY, "server = \"https://unused.invalid\"\n").await?;
-    let user = json!({"username": USER, "password": WRONG});
-    let right = json!({"username": USER, "password": PASSWORD});
-    let auths = json!({"auths": {REGISTRY: user, UNKNOWN_CA: user, ADDED: right}});
+    let user = |password: &str| json!({"username": USER, "password": password});
+    let users = json!({
+        REGISTRY: user(WRONG),
+        UNKNOWN_CA: user(WRONG),
+        ADDED: user(PASSWORD),
+        SECOND_REGISTRY: user(PASSWORD),
+        PLAIN_REGISTRY: user(PASSWORD),
+    });
     case.create::<Secret>(json!({
-        "metadata": {"name": "wrong"},
+        "metadata": {"name": "users"},
         "type": "kubernetes.io/dockerconfigjson",
-        "stringData": {".dockerconfigjson": auths.to_string()},
+        "stringData": {".dockerconfigjson": json!({"auths": users}).to_string()},
     }))
     .await?;
-    let mut spec = Pod::server(POD).image(format!("{REGISTRY}/{IMAGE}"), Some("wrong")).spec();
+    let mut spec = Pod::server(POD).image(format!("{REGISTRY}/{IMAGE}"), Some("users")).spec();
     let first = spec["containers"][0].clone();
     let container = |name: &str, registry: &str, port: u16| {
         let mut other = first.clone();
@@ -125,8 +142,11 @@ async fn start(case: &Case) -> Result<(), Failure> {
     spec["containers"] = json!([
         &first,
         container("unknown", UNKNOWN_CA, 8081),
-        container("user", NODES_REGISTRY, 8082),
-        container("mirror", MIRRORED, 8083),
+        container("absent", ABSENT, 8082),
+        container("user", NODES_REGISTRY, 8083),
+        container("mirror", MIRRORED, 8084),
+        container("second", SECOND_REGISTRY, 8085),
+        container("plain", PLAIN_REGISTRY, 8086),
     ]);
     case.create::<PodObject>(json!({"metadata": {"name": POD}, "spec": spec})).await.map(drop)
 }
@@ -135,19 +155,11 @@ async fn add(case: &Case, registry: &str, hosts: &str) -> Result<(), Failure> {
     case.observer().write(format!("{ADDED_REGISTRIES}/{registry}/hosts.toml"), hosts).await
 }
 
-/// Adds a registry, and changes the image of the container whose password is wrong. The container then runs. Its state
-/// is the proof, because the kubelet does not publish all events of a pod.
+/// Adds a registry, and changes the image of the container whose password is wrong. The container then runs.
 async fn is_added(case: &Case) -> Result<(), Failure> {
     add(case, ADDED, &format!("[host.\"https://{REGISTRY}\"]\nskip_verify = true\n")).await?;
     set_image(case, "workload", &format!("{ADDED}/{IMAGE}")).await?;
-    eventually(PATIENCE, "a container with an image of the added registry", async || {
-        let pod = case.api::<PodObject>().get(POD).await.map_err(Failure::api("read a pod"))?;
-        let containers = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
-        let state = containers.into_iter().find(|found| found.name == "workload").and_then(|found| found.state);
-        let runs = state.as_ref().is_some_and(|state| state.running.is_some());
-        Ok(if runs { Seen::Done(()) } else { Seen::NotYet(format!("{state:?}")) })
-    })
-    .await
+    pulled(case, "workload").await
 }
 
 async fn set_image(case: &Case, container: &str, image: &str) -> Result<(), Failure> {
@@ -156,20 +168,29 @@ async fn set_image(case: &Case, container: &str, image: &str) -> Result<(), Fail
     patched.map(drop).map_err(Failure::api("change the image of a container"))
 }
 
-/// All registries have one image of this name, so only the event shows the registry of a container's image.
-async fn pulled(case: &Case, registry: &str) -> Result<(), Failure> {
-    has_event(case, &format!("Successfully pulled image \"{registry}/{IMAGE}\"")).await
+/// Waits until a container runs. The kubelet pulls its image by the name with the registry, because the pull policy is
+/// `Always`.
+async fn pulled(case: &Case, container: &str) -> Result<(), Failure> {
+    eventually(PATIENCE, &format!("container {container} of {POD} to run"), async || {
+        let states = states(case).await?;
+        let runs = |(name, state): &(String, ContainerState)| name == container && state.running.is_some();
+        Ok(if states.iter().any(runs) { Seen::Done(()) } else { Seen::NotYet(format!("{states:?}")) })
+    })
+    .await
 }
 
-async fn fails(case: &Case, registry: &str, image: &str, reason: &str) -> Result<(), Failure> {
-    has_event(case, &format!("Failed to pull image \"{registry}/{image}\"*{reason}")).await
+/// Names and states of the pod's containers.
+async fn states(case: &Case) -> Result<Vec<(String, ContainerState)>, Failure> {
+    let pod = case.api::<PodObject>().get(POD).await.map_err(Failure::api("read a pod"))?;
+    let containers = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+    Ok(containers.into_iter().map(|container| (container.name, container.state.unwrap_or_default())).collect())
 }
 
-/// Waits for an event of the pod that contains all of these texts, which `*` separates.
-async fn has_event(case: &Case, texts: &str) -> Result<(), Failure> {
-    eventually(PATIENCE, &format!("an event of {POD} with {texts}"), async || {
+async fn fails(case: &Case, registry: &str, reason: &str) -> Result<(), Failure> {
+    let pull = format!("Failed to pull image \"{registry}/{IMAGE}\"");
+    eventually(PATIENCE, &format!("an event of {POD} with {pull} and {reason}"), async || {
         let events = case.events(POD).await?;
-        let found = events.iter().any(|event| texts.split('*').all(|text| event.contains(text)));
+        let found = events.iter().any(|event| event.contains(&pull) && event.contains(reason));
         Ok(if found { Seen::Done(()) } else { Seen::NotYet(events.join("; ")) })
     })
     .await
@@ -199,13 +220,10 @@ async fn does_not_fit(case: &Case) -> Result<(), Failure> {
     assert_eq!(observer.fill("/", true).await?.errno, "ENOSPC");
     let image = format!("{NODES_REGISTRY}/{}", database::IMAGE);
     set_image(case, "unknown", &image).await?;
-    // The kubelet publishes 25 events of a pod and then one every five minutes, and this pod had many events. The pod's
-    // status also contains the last error.
+    // This pod may have had as many events as the kubelet publishes. The pod's status also contains the last error.
     eventually(PATIENCE, &format!("an event or the status of {POD} with the reason"), async || {
         let mut texts = case.events(POD).await?;
-        let pod = case.api::<PodObject>().get(POD).await.map_err(Failure::api("read a pod"))?;
-        let containers = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
-        texts.extend(containers.into_iter().filter_map(|container| container.state?.waiting?.message));
+        texts.extend(states(case).await?.into_iter().filter_map(|(_, state)| state.waiting?.message));
         let found = texts.iter().any(|text| text.contains(&image) && text.contains("no space left on device"));
         Ok(if found { Seen::Done(()) } else { Seen::NotYet(texts.join("; ")) })
     })
@@ -222,7 +240,8 @@ async fn hides_passwords(case: &Case) -> Result<(), Failure> {
     let files: Vec<String> =
         list.split('"').filter(|name| name.ends_with(".jsonl")).map(|name| format!("{LOG}{name}")).collect();
     assert!(!files.is_empty(), "{list}");
-    let has_a_password = |text: &str| [PASSWORD, WRONG, database::SECRET].iter().any(|secret| text.contains(secret));
+    let secrets = secrets();
+    let has_a_password = |text: &str| secrets.iter().any(|secret| text.contains(secret));
     for path in pages.iter().chain(&files) {
         let text = case.get(path).await?;
         assert!(!text.is_empty() && !has_a_password(&text), "{path} has a password");
@@ -232,4 +251,12 @@ async fn hides_passwords(case: &Case) -> Result<(), Failure> {
         assert!(!events.is_empty() && !has_a_password(&events), "{events}");
     }
     Ok(())
+}
+
+/// The passwords, and their base64 forms in `config.json`, `hosts.toml` and Secrets.
+fn secrets() -> Vec<String> {
+    let base64 = |text: &str| json!(ByteString(text.into())).as_str().expect("a text").to_owned();
+    let passwords = [PASSWORD, WRONG, database::SECRET];
+    let with_user = [PASSWORD, WRONG].map(|password| base64(&format!("{USER}:{password}")));
+    passwords.map(str::to_owned).into_iter().chain(passwords.map(base64)).chain(with_user).collect()
 }

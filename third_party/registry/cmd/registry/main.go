@@ -1,13 +1,13 @@
-// registry serves the images of OCI archives from memory, with TLS and one user. Tests pull from it.
+// registry serves the images of OCI archives from memory, with one user. Tests pull from it. An address without a
+// certificate has no TLS.
 //
-//	registry CERTIFICATE KEY USER PASSWORD NAME:TAG=ARCHIVE... ADDRESS...
+//	registry USER PASSWORD NAME:TAG=ARCHIVE... ADDRESS[,CERTIFICATE,KEY]...
 package main
 
 import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,20 +38,16 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) < 6 {
-		return errors.New("usage: registry CERTIFICATE KEY USER PASSWORD NAME:TAG=ARCHIVE... ADDRESS...")
+	if len(args) < 4 {
+		return errors.New("usage: registry USER PASSWORD NAME:TAG=ARCHIVE... ADDRESS[,CERTIFICATE,KEY]...")
 	}
-	user, password := args[2], args[3]
-	pair, err := tls.LoadX509KeyPair(args[0], args[1])
-	if err != nil {
-		return err
-	}
+	user, password := args[0], args[1]
 	app, err := application(user, password)
 	if err != nil {
 		return err
 	}
 	failed := make(chan error)
-	for _, arg := range args[4:] {
+	for _, arg := range args[2:] {
 		if image, archive, isImage := strings.Cut(arg, "="); isImage {
 			name, tag, _ := strings.Cut(image, ":")
 			if err := (pusher{app, user, password, name}).push(archive, tag); err != nil {
@@ -59,12 +55,18 @@ func run(args []string) error {
 			}
 			continue
 		}
-		listener, err := net.Listen("tcp", arg)
+		address, pair, hasPair := strings.Cut(arg, ",")
+		listener, err := net.Listen("tcp", address)
 		if err != nil {
 			return err
 		}
-		server := &http.Server{Handler: app, TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}}}
-		go func() { failed <- server.ServeTLS(listener, "", "") }()
+		server := &http.Server{Handler: app}
+		if !hasPair {
+			go func() { failed <- server.Serve(listener) }()
+			continue
+		}
+		certificate, key, _ := strings.Cut(pair, ",")
+		go func() { failed <- server.ServeTLS(listener, certificate, key) }()
 	}
 	fmt.Println("ready")
 	return <-failed
