@@ -41,8 +41,8 @@ pub use pod::{Pod, Volume, WEBHOOK_PORT};
 pub use restored::has_the_hosts_time;
 pub use server::Server;
 pub use setting::{
-    DATA_SIZE, DOMAIN, KEEP_FREE, MIRRORED, MODULE, NAME_SERVER, NETWORKS, NODES_REGISTRY, PASSWORD, PLAIN_REGISTRY,
-    REGISTRY, SECOND_REGISTRY, Setting, USER,
+    API_SERVER, DATA_SIZE, DOMAIN, KEEP_FREE, MIRRORED, MODULE, NAME_SERVER, NETWORKS, NODES_REGISTRY, PASSWORD,
+    PLAIN_REGISTRY, REGISTRY, SECOND_REGISTRY, Setting, USER,
 };
 pub use suite::{End, Suite};
 

@@ -9,6 +9,8 @@ use units::Bytes;
 
 /// Networks of pods and of Services in [`Setting::common_options`].
 pub const NETWORKS: [&str; 2] = ["172.20.16.0/20", "172.21.4.0/22"];
+/// Address of the API server's Service: the first one of the Service network.
+pub const API_SERVER: &str = "172.21.4.1";
 /// Name server of [`Setting::common_options`], an unused address (RFC 5737).
 pub const NAME_SERVER: &str = "192.0.2.53";
 /// Cluster domain of [`Setting::common_options`].

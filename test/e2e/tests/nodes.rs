@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use cluster::{API_PORT, MESH_PORT, STATUS_PORT};
-use e2e::{Capture, Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Setting, Transport, Volume, WEBHOOK_PORT};
-use e2e::{eventually, has_the_hosts_time};
+use e2e::{API_SERVER, Capture, Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Setting, Transport, Volume};
+use e2e::{WEBHOOK_PORT, eventually, has_the_hosts_time};
 use envtest::chain;
 use ipnet::IpNet;
 use k8s_openapi::ByteString;
@@ -20,7 +20,7 @@ use kube::{Api, Client, ResourceExt as _};
 use launch::{Cluster, ClusterOptions, Event, SHUTDOWN_LIMIT, StageState};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::json;
-use workload::{Check, serve, webhook};
+use workload::{Check, Record, serve, webhook};
 
 const SIZE: u64 = 16 << 20;
 const NAMESPACE: &str = "nodes";
@@ -55,8 +55,8 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
     // The pods start in parallel. The webhook is called later.
     let (webhook, there) =
         tokio::try_join!(Webhook::start(&case, &here), lands(&case, ["there", "there-device"], WORKER))?;
-    step("pods reach each other, and Services; the API server reaches a webhook on the other node");
-    tokio::try_join!(pods_reach_each_other(&case, &here, &there), webhook.is_asked(&case))?;
+    step("pods reach each other, Services and DNS; the API server reaches a webhook on the other node");
+    tokio::try_join!(pods_reach_each_other(&case, &here, &there), webhook.is_asked(&case), resolves_names(&there))?;
     Webhook::has_its_claim(&case).await?;
     step("the status page of each node lists the other one");
     tokio::try_join!(lists_the_other(&case, CONTROL_PLANE, WORKER), lists_the_other(&case, WORKER, CONTROL_PLANE))?;
@@ -173,6 +173,17 @@ async fn reaches_by_a_service(case: &Case, client: &Server, server: &Server) -> 
     let answer = answers(client, SocketAddr::new(address, 80), server).await?;
     assert!(answer.contains(SECRET), "{answer}");
     Ok(())
+}
+
+/// A pod of the worker uses the worker's CoreDNS, which reads Services from the API server on the other node.
+async fn resolves_names(there: &Server) -> Result<(), Failure> {
+    eventually(PATIENCE, "an answer of the worker's DNS", async || {
+        let resolved = there.resolve("kubernetes.default", Record::A).await;
+        let text = format!("{resolved:?}");
+        let is_right = resolved.is_ok_and(|found| found.answers == [API_SERVER]);
+        Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(text) })
+    })
+    .await
 }
 
 /// A pod requests the other pod's note from the other pod's address.

@@ -1,6 +1,6 @@
 //! Pods resolve names with the node's DNS.
 
-use e2e::{Case, DOMAIN, Failure, NAME_SERVER, PATIENCE, Part, Pod as ServerPod, Seen, Server, eventually};
+use e2e::{API_SERVER, Case, DOMAIN, Failure, NAME_SERVER, PATIENCE, Part, Pod as ServerPod, Seen, Server, eventually};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use serde_json::{Value, json};
 use units::Bytes;
@@ -12,8 +12,6 @@ const MOST: Bytes = Bytes::new(40_000_000);
 
 /// Address of the cluster DNS: the tenth one of the Service network in `e2e::NETWORKS`.
 pub const CLUSTER_DNS: &str = "172.21.4.10";
-/// Address of the API server's Service: the first one of the Service network.
-const API_SERVER: &str = "172.21.4.1";
 /// Name server of a pod with the policy `None`, an unused address (RFC 5737).
 const OWN: &str = "192.0.2.54";
 
