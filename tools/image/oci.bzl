@@ -6,6 +6,7 @@ def _oci_archive_impl(ctx):
     if bool(binary) != bool(ctx.attr.path):
         fail("{}: binary and path go together".format(ctx.label))
     ctx.actions.write(description, json.encode(struct(
+        format = ctx.attr.format,
         reference = ctx.attr.reference,
         layers = [layer.path for layer in ctx.files.layers],
         program = struct(path = ctx.attr.path, file = binary.path) if binary else None,
@@ -43,6 +44,14 @@ oci_archive = rule(
         "env": attr.string_dict(
             doc = "Environment of the containers.",
         ),
+        "format": attr.string(
+            default = "oci",
+            doc = "Format of the archive: `oci` is an OCI image layout, `docker` has the `manifest.json` of Docker only.",
+            values = [
+                "docker",
+                "oci",
+            ],
+        ),
         "layers": attr.label_list(
             doc = "Layers below the program, uncompressed archives, the lowest first.",
             allow_files = [".tar"],
@@ -63,5 +72,5 @@ oci_archive = rule(
             executable = True,
         ),
     },
-    doc = "A rule: an OCI image layout with one image, as a tar archive for `ctr images import`. Reproducible.",
+    doc = "A rule: a tar archive with one image for `ctr images import`. Reproducible.",
 )

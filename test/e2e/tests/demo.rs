@@ -17,7 +17,7 @@ const OFF: &str = "reboot: Power down";
 /// Size of a new data disk, in bytes.
 const NEW_SIZE: u64 = 8 << 30;
 
-/// Name of the image in the archive of the first run.
+/// Name of the image in the archive of the first run, which has the format of Docker.
 const IMAGE: &str = "example.invalid/from-a-file:1";
 
 const NODE_PORT: u16 = 30443;

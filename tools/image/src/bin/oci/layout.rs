@@ -1,4 +1,5 @@
-//! OCI image layout (image specification 1.1) with layers, configuration, manifest and index.
+//! OCI image layout (image specification 1.1) with layers, configuration, manifest and index, and the archive of Docker
+//! with the same layers and configuration.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,6 +18,7 @@ const OS: &str = "linux";
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
+    format: Format,
     /// Full name with a tag, like `granary.invalid/pause:1`.
     reference: String,
     /// Uncompressed tar archives, the lowest first.
@@ -30,6 +32,14 @@ pub(crate) struct Description {
     environment: Vec<String>,
     /// `UID:GID` in digits, because the image has no user list. `None` for root.
     user: Option<String>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    Oci,
+    /// Archive with a `manifest.json`. containerd ignores this file if the archive also has an OCI index.
+    Docker,
 }
 
 #[derive(Deserialize)]
@@ -59,6 +69,8 @@ pub(crate) enum LayoutError {
 }
 
 pub(crate) struct Layout {
+    format: Format,
+    /// List of the images: `index.json` or `manifest.json`.
     index: Vec<u8>,
     /// Blobs by digest, without `sha256:`.
     blobs: BTreeMap<String, Vec<u8>>,
@@ -69,7 +81,7 @@ pub(crate) fn layout(image: &Description, contents: Contents) -> Result<Layout, 
         Some((_, tag)) if !tag.contains('/') => tag.to_owned(),
         _ => return Err(LayoutError::NoTag(image.reference.clone())),
     };
-    let mut layout = Layout { index: Vec::new(), blobs: BTreeMap::new() };
+    let mut layout = Layout { format: image.format, index: Vec::new(), blobs: BTreeMap::new() };
     let mut layers: Vec<_> = contents.layers.into_iter().map(|content| layout.add(LAYER, content)).collect();
     if let Some(program) = &image.program {
         layers.push(layout.add(LAYER, layer(&program.path, &contents.program)?));
@@ -94,6 +106,13 @@ pub(crate) fn layout(image: &Description, contents: Contents) -> Result<Layout, 
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         }),
     );
+    if image.format == Format::Docker {
+        let path = |blob: &Value| format!("blobs/{}", blob["digest"].as_str().unwrap_or_default().replace(':', "/"));
+        let layers: Vec<String> = layers.iter().map(path).collect();
+        let image = json!({"Config": path(&config), "RepoTags": [image.reference], "Layers": layers});
+        layout.index = json!([image]).to_string().into_bytes();
+        return Ok(layout);
+    }
     let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers});
     let mut manifest = layout.add_json(MANIFEST, &manifest);
     manifest["platform"] = json!({"architecture": ARCHITECTURE, "os": OS});
@@ -148,8 +167,13 @@ impl Layout {
     pub(crate) fn write(&self, output: impl Write) -> io::Result<()> {
         let mut archive = Builder::new(output);
         let mut file = |path: &str, content: &[u8]| append(&mut archive, EntryType::Regular, path, 0o644, content);
-        file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        file("index.json", &self.index)?;
+        match self.format {
+            Format::Oci => {
+                file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+                file("index.json", &self.index)?;
+            }
+            Format::Docker => file("manifest.json", &self.index)?,
+        }
         for (digest, content) in &self.blobs {
             file(&format!("blobs/sha256/{digest}"), content)?;
         }
@@ -160,9 +184,11 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read as _;
 
     fn pause() -> Description {
         Description {
+            format: Format::Oci,
             reference: "granary.invalid/pause:1".into(),
             layers: Vec::new(),
             program: Some(Program { path: "/usr/bin/pause".into(), file: PathBuf::new() }),
@@ -246,8 +272,30 @@ mod tests {
     }
 
     #[test]
+    fn a_docker_archive_lists_its_files_without_an_oci_index() {
+        let mut bytes = Vec::new();
+        let image = Description { format: Format::Docker, ..pause() };
+        layout(&image, program(b"program")).unwrap().write(&mut bytes).unwrap();
+        let mut files = BTreeMap::new();
+        let mut archive = tar::Archive::new(&*bytes);
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            files.insert(entry.path().unwrap().display().to_string(), content);
+        }
+        let list: Value = serde_json::from_slice(&files.remove("manifest.json").unwrap()).unwrap();
+        let image = &list[0];
+        assert_eq!(image["RepoTags"], json!(["granary.invalid/pause:1"]));
+        let config: Value = serde_json::from_slice(&files[image["Config"].as_str().unwrap()]).unwrap();
+        assert_eq!(config["config"]["Entrypoint"], json!(["/usr/bin/pause"]));
+        assert!(files.contains_key(image["Layers"][0].as_str().unwrap()), "{image}");
+        assert_eq!(files.len(), 2, "{:?}", files.keys());
+    }
+
+    #[test]
     fn blobs_are_named_by_their_digests() {
-        let mut layout = Layout { index: Vec::new(), blobs: BTreeMap::new() };
+        let mut layout = Layout { format: Format::Oci, index: Vec::new(), blobs: BTreeMap::new() };
         let empty = layout.add(LAYER, Vec::new());
         assert_eq!(empty["digest"], "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     }

@@ -1,4 +1,5 @@
-//! Creates an OCI image layout with one image, as a tar archive for `ctr images import`: `oci DESCRIPTION OUTPUT`.
+//! Creates a tar archive with one image for `ctr images import`, an OCI image layout or an archive of Docker:
+//! `oci DESCRIPTION OUTPUT`.
 //!
 //! The output is reproducible: no times, no owners, sorted entries.
 #![forbid(unsafe_code)]
