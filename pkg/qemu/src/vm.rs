@@ -100,6 +100,15 @@ pub struct BlockStats {
     pub read_bytes: Bytes,
     /// Bytes written.
     pub written_bytes: Bytes,
+    /// Sum of the durations of all reads, from QEMU's receipt of a request to its completion. Requests that are in
+    /// progress at the same time count several times.
+    pub read_time: Duration,
+    /// Sum of the durations of all writes, like [`read_time`](Self::read_time).
+    pub write_time: Duration,
+    /// Sum of the durations of all flushes, like [`read_time`](Self::read_time). Near 0 with [`Cache::Unsafe`].
+    ///
+    /// [`Cache::Unsafe`]: crate::Cache::Unsafe
+    pub flush_time: Duration,
 }
 
 impl Vm {
@@ -348,6 +357,9 @@ struct Counters {
     flush_operations: u64,
     rd_bytes: u64,
     wr_bytes: u64,
+    rd_total_time_ns: u64,
+    wr_total_time_ns: u64,
+    flush_total_time_ns: u64,
 }
 
 fn stats(answer: Value, serials: &[Serial]) -> Result<BTreeMap<Serial, BlockStats>, serde_json::Error> {
@@ -369,6 +381,9 @@ impl From<&Counters> for BlockStats {
             flushes: counters.flush_operations,
             read_bytes: Bytes::new(counters.rd_bytes),
             written_bytes: Bytes::new(counters.wr_bytes),
+            read_time: Duration::from_nanos(counters.rd_total_time_ns),
+            write_time: Duration::from_nanos(counters.wr_total_time_ns),
+            flush_time: Duration::from_nanos(counters.flush_total_time_ns),
         }
     }
 }
@@ -383,6 +398,7 @@ mod tests {
             json!({
                 "rd_operations": 1, "wr_operations": 2, "flush_operations": flushes,
                 "rd_bytes": 512, "wr_bytes": 4096, "idle_time_ns": 7,
+                "rd_total_time_ns": 10, "wr_total_time_ns": 20, "flush_total_time_ns": 30,
             })
         };
         let answer = json!([
@@ -397,6 +413,9 @@ mod tests {
             flushes: 3,
             read_bytes: Bytes::new(512),
             written_bytes: Bytes::new(4096),
+            read_time: Duration::from_nanos(10),
+            write_time: Duration::from_nanos(20),
+            flush_time: Duration::from_nanos(30),
         };
         assert_eq!(found, BTreeMap::from([(data, expected)]));
     }

@@ -132,9 +132,18 @@ mod tests {
 
     #[test]
     fn statistics_are_compared_by_what_was_done_in_between() {
-        let earlier = BlockStats { reads: 4, flushes: 1, read_bytes: 4096, ..BlockStats::default() };
-        let now = BlockStats { reads: 5, writes: 2, flushes: 1, read_bytes: 4608, written_bytes: 8192 };
-        let between = BlockStats { reads: 1, writes: 2, flushes: 0, read_bytes: 512, written_bytes: 8192 };
+        let earlier = BlockStats { reads: 4, flushes: 1, read_bytes: 4096, read_ns: 900, ..BlockStats::default() };
+        let now = BlockStats {
+            reads: 5,
+            writes: 2,
+            flushes: 1,
+            read_bytes: 4608,
+            written_bytes: 8192,
+            read_ns: 1000,
+            write_ns: 20,
+            flush_ns: 30,
+        };
+        let between = BlockStats { reads: 1, flushes: 0, read_bytes: 512, read_ns: 100, ..now };
         assert_eq!(now.since(earlier), between);
     }
 

@@ -46,6 +46,10 @@ pub struct BlockStats {
     pub flushes: u64,
     pub read_bytes: u64,
     pub written_bytes: u64,
+    /// Sums of the durations of the requests. Requests that are in progress at the same time count several times.
+    pub read_ns: u64,
+    pub write_ns: u64,
+    pub flush_ns: u64,
 }
 
 impl BlockStats {
@@ -56,6 +60,9 @@ impl BlockStats {
             flushes: self.flushes.saturating_sub(earlier.flushes),
             read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
             written_bytes: self.written_bytes.saturating_sub(earlier.written_bytes),
+            read_ns: self.read_ns.saturating_sub(earlier.read_ns),
+            write_ns: self.write_ns.saturating_sub(earlier.write_ns),
+            flush_ns: self.flush_ns.saturating_sub(earlier.flush_ns),
         }
     }
 }

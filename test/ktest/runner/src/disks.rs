@@ -1,6 +1,7 @@
 //! Requests of tests about their scratch disks, by QMP.
 
 use std::error::Error;
+use std::time::Duration;
 
 use ktest_init::BlockStats;
 use qemu::{Disk, Vm};
@@ -14,12 +15,16 @@ pub(crate) fn stats(vm: &Vm, disks: &[Disk], serial: &str) -> Result<BlockStats,
     let disk = find(disks, serial)?;
     let all = vm.block_stats()?;
     let found = all.get(&disk.serial).ok_or_else(|| format!("the disk {serial} is cut off"))?;
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos());
     Ok(BlockStats {
         reads: found.reads,
         writes: found.writes,
         flushes: found.flushes,
         read_bytes: found.read_bytes.get(),
         written_bytes: found.written_bytes.get(),
+        read_ns: nanoseconds(found.read_time)?,
+        write_ns: nanoseconds(found.write_time)?,
+        flush_ns: nanoseconds(found.flush_time)?,
     })
 }
 
