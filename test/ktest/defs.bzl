@@ -33,7 +33,7 @@ _MEMORY = "1G"
 
 _ATTRS = {
     "cpus": attr.int(default = 2, doc = "CPUs of the guest."),
-    "disks": attr.string_list(doc = "Scratch disks by size, which may be followed by faults: \"1G,fail=flush\"."),
+    "disks": attr.string_list(doc = "Scratch disks by size, which may be followed by faults (\"1G,fail=flush\") or by \"durable\"."),
     "kernel": attr.label(default = "//third_party/debian:vmlinuz", allow_single_file = True, doc = "The guest's kernel; `modules` are of the default one."),
     "memory": attr.string(default = _MEMORY, doc = "Memory of the guest."),
     "payload": attr.label(mandatory = True, allow_single_file = True, doc = "The program, its modules and tools."),

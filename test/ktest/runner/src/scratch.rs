@@ -1,8 +1,8 @@
 //! A scratch disk: its size, and the faults that a test requests.
 //!
-//! `1G`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then either `log` (each write and
-//! flush is recorded in a file) or kinds of requests (`read`, `write`, `flush`, `discard`) that fail with EIO,
-//! everywhere or at one sector, always or once.
+//! `1G`, `1G,durable`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then either `durable`
+//! (flushes reach the disk of the host), `log` (each write and flush is recorded in a file) or kinds of requests
+//! (`read`, `write`, `flush`, `discard`) that fail with EIO, everywhere or at one sector, always or once.
 
 use std::fs::File;
 use std::io;
@@ -24,6 +24,8 @@ pub(crate) struct Scratch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fault {
     None,
+    /// No fault, but a flush is an `fdatasync` of the host.
+    Durable,
     Log,
     Errors(Vec<IoError>),
 }
@@ -32,9 +34,12 @@ enum Fault {
 pub(crate) enum ScratchError {
     #[error("{0}")]
     Size(#[from] ParseError),
-    #[error("{0:?} is not a fault of a disk: write `log` or `fail=KIND[@SECTOR][:once]` (read, write, flush, discard)")]
+    #[error(
+        "{0:?} is not a fault of a disk: write `durable`, `log` or `fail=KIND[@SECTOR][:once]` (read, write, flush, \
+         discard)"
+    )]
     Fault(String),
-    #[error("a disk has either a log or failing requests")]
+    #[error("a disk is either durable, or has a log, or has failing requests")]
     Both,
 }
 
@@ -53,13 +58,14 @@ impl FromStr for Scratch {
         let mut words = text.split(',');
         let size = words.next().unwrap_or_default().parse()?;
         let fault = words.try_fold(Fault::None, |fault, word| match (fault, word) {
+            (Fault::None, "durable") => Ok(Fault::Durable),
             (Fault::None, "log") => Ok(Fault::Log),
             (Fault::None, _) => Ok(Fault::Errors(vec![failing(word)?])),
-            (Fault::Errors(mut errors), word) if word != "log" => {
+            (Fault::Errors(mut errors), word) if !["durable", "log"].contains(&word) => {
                 errors.push(failing(word)?);
                 Ok(Fault::Errors(errors))
             }
-            (Fault::Log | Fault::Errors(_), _) => Err(ScratchError::Both),
+            (Fault::Durable | Fault::Log | Fault::Errors(_), _) => Err(ScratchError::Both),
         })?;
         Ok(Self { size, fault })
     }
@@ -95,7 +101,7 @@ impl Scratch {
         File::create_new(&path)?.set_len(self.size.get())?;
         let mut disk = Disk::new(serial.clone(), path);
         disk.wrap = match &self.fault {
-            Fault::None => Wrap::None,
+            Fault::None | Fault::Durable => Wrap::None,
             Fault::Log => Wrap::WriteLog(logs.join(format!("{serial}.log"))),
             Fault::Errors(errors) => Wrap::Errors(errors.clone()),
         };
@@ -130,6 +136,7 @@ mod tests {
         let fault = Fault::Errors(vec![write, flush]);
         assert_eq!(parsed("1G,fail=write@2048,fail=flush:once"), Ok(Scratch { size: Bytes::GIB, fault }));
         assert_eq!(parsed("1G,log"), Ok(Scratch { size: Bytes::GIB, fault: Fault::Log }));
+        assert_eq!(parsed("1G,durable"), Ok(Scratch { size: Bytes::GIB, fault: Fault::Durable }));
     }
 
     #[test]
@@ -138,19 +145,20 @@ mod tests {
         for word in ["fail", "fail=", "fail=sync", "fail=write@x", "slow", ""] {
             assert_eq!(parsed(&format!("1G,{word}")), Err(ScratchError::Fault(word.into())));
         }
-        for text in ["1G,log,log", "1G,log,fail=flush", "1G,fail=flush,log"] {
+        for text in ["1G,log,log", "1G,log,fail=flush", "1G,fail=flush,log", "1G,durable,log", "1G,fail=flush,durable"]
+        {
             assert_eq!(parsed(text), Err(ScratchError::Both), "{text}");
         }
     }
 
     #[test]
-    fn only_flushes_of_disks_with_faults_or_a_log_reach_the_host() {
+    fn flushes_of_a_disk_with_only_a_size_do_not_reach_the_host() {
         let dir = tempfile::tempdir().unwrap();
-        let caches = ["1G", "1G,log", "1G,fail=flush"].map(|text| {
+        let caches = ["1G", "1G,log", "1G,durable", "1G,fail=flush"].map(|text| {
             let serial = format!("scratch-{}", text.len()).parse().unwrap();
             parsed(text).unwrap().make(dir.path(), dir.path(), serial).unwrap().cache
         });
-        assert_eq!(caches, [Cache::Unsafe, Cache::WriteBack, Cache::WriteBack]);
+        assert_eq!(caches, [Cache::Unsafe, Cache::WriteBack, Cache::WriteBack, Cache::WriteBack]);
     }
 
     #[test]
