@@ -32,7 +32,7 @@ pub use pause::{Changed, PauseFigure, PauseReport, PauseSample};
 pub use progress::Progress;
 pub use report::{Count, Figure, MissingSample, Ratio, Report};
 pub use requests::request_name;
-pub use sample::{Sample, Word, is_housekeeping, print};
+pub use sample::{DiskWork, Sample, Word, is_housekeeping, print};
 pub use scale::{ScaleFigure, ScaleReport, ScaleSample};
 pub use statistics::{Spread, slope};
 pub use timed::{TimeFigure, TimeSample, Timed};

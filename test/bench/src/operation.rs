@@ -98,14 +98,18 @@ pub enum Subject {
     Loopdev,
 }
 
-/// Limits of an operation's file system calls.
+/// Limits of an operation's system calls, and of its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Expected {
     /// Additional calls for each existing thing. `None`: shown without a limit.
     pub slope: Option<u32>,
     pub at_most: Option<u32>,
     pub flushes: Option<u32>,
+    /// Milliseconds of the disk with the larger number of things. Without times, this limit is not checked.
+    pub disk_ms: Option<u32>,
 }
+
+const UNLIMITED: Expected = Expected { slope: None, at_most: None, flushes: None, disk_ms: None };
 
 impl Operation {
     /// Number of calls of the operation in one measured region. The calls share work that happens once for several of
@@ -120,23 +124,23 @@ impl Operation {
 
     pub const fn expected(self) -> Expected {
         match self {
-            Self::Report => Expected { slope: Some(1), at_most: None, flushes: None },
-            Self::Quota | Self::VolumeStats => Expected { slope: Some(0), at_most: Some(3), flushes: None },
+            Self::Report => Expected { slope: Some(1), ..UNLIMITED },
+            Self::Quota | Self::VolumeStats => Expected { slope: Some(0), at_most: Some(3), ..UNLIMITED },
             // Three calls, and the close of the target.
-            Self::PublishedStats => Expected { slope: Some(0), at_most: Some(4), flushes: None },
+            Self::PublishedStats => Expected { slope: Some(0), at_most: Some(4), ..UNLIMITED },
             // Two log forces.
-            Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
-            Self::Publish | Self::PublishSingle => Expected { slope: Some(0), at_most: Some(10), flushes: None },
-            Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), flushes: None },
+            Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4), ..UNLIMITED },
+            Self::Publish | Self::PublishSingle => Expected { slope: Some(0), at_most: Some(10), ..UNLIMITED },
+            Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), ..UNLIMITED },
             Self::TakeSnapshot | Self::CloneVolume | Self::TakeSnapshotLarge | Self::CloneVolumeLarge => {
-                Expected { slope: Some(0), at_most: Some(46), flushes: Some(4) }
+                Expected { slope: Some(0), at_most: Some(46), flushes: Some(4), disk_ms: Some(10) }
             }
             // Half of the calls of `CopyImage`, regardless of the size of the pieces of a pass.
-            Self::FinishSnapshot => Expected { slope: None, at_most: Some(2000), flushes: Some(16) },
+            Self::FinishSnapshot => Expected { at_most: Some(2000), flushes: Some(16), ..UNLIMITED },
             // XFS removes deleted inodes in the background, so the number of polls for the end of this work varies.
-            Self::WalkForId | Self::List | Self::Discard => Expected { slope: None, at_most: None, flushes: None },
-            Self::CopyImage => Expected { slope: None, at_most: None, flushes: None },
-            _ => Expected { slope: Some(0), at_most: None, flushes: None },
+            Self::WalkForId | Self::List | Self::Discard => UNLIMITED,
+            Self::CopyImage => UNLIMITED,
+            _ => Expected { slope: Some(0), ..UNLIMITED },
         }
     }
 }

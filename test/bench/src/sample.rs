@@ -35,7 +35,21 @@ pub struct Sample {
     pub run: u32,
     /// Number of calls of each system call, by name.
     pub syscalls: BTreeMap<String, u64>,
+    pub disk: DiskWork,
+}
+
+/// Requests of the disk in a region, as QEMU counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskWork {
     pub flushes: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+    /// Sum of the durations of all reads, writes and flushes. Requests that are in progress at the same time count
+    /// several times.
+    pub time_ns: u64,
+    /// Part of the flushes in `time_ns`.
+    pub flush_ns: u64,
 }
 
 impl Sample {
@@ -84,15 +98,17 @@ mod tests {
     #[test]
     fn what_is_not_known_counts_as_work() {
         let syscalls = [("mmap", 2), ("openat", 3), ("syscall 999", 1)].map(|(name, count)| (name.into(), count));
-        let sample =
-            Sample { operation: Operation::Get, present: 0, run: 1, syscalls: BTreeMap::from(syscalls), flushes: 0 };
+        let (syscalls, disk) = (BTreeMap::from(syscalls), DiskWork::default());
+        let sample = Sample { operation: Operation::Get, present: 0, run: 1, syscalls, disk };
         assert_eq!((sample.work(), sample.housekeeping()), (4, 2));
     }
 
     #[test]
     fn a_word_is_one_line_of_json() {
-        let line = r#"{"sample":{"operation":"set-first","present":1000,"run":1,"syscalls":{"ioctl":3},"flushes":0}}"#;
-        let word: Word = serde_json::from_str(line).unwrap();
+        let disk = r#"{"flushes":1,"writes":2,"written_bytes":4096,"time_ns":9,"flush_ns":5}"#;
+        let sample = r#"{"operation":"set-first","present":1000,"run":1,"syscalls":{"ioctl":3},"disk":"#;
+        let line = format!(r#"{{"sample":{sample}{disk}}}}}"#);
+        let word: Word = serde_json::from_str(&line).unwrap();
         assert_eq!(serde_json::to_string(&word).unwrap(), line);
         assert!(serde_json::from_str::<Word>(r#"{"sample":{"operation":"sweep"}}"#).is_err());
     }

@@ -20,6 +20,7 @@ impl fmt::Display for Report {
             let of_subject = |figure: &&Figure| figure.subject == subject;
             writeln!(f, "\n{}", counts(subject, self.figures.iter().filter(of_subject)))?;
         }
+        writeln!(f, "\n{}", disk_work(&self.figures))?;
         if !self.times.is_empty() {
             writeln!(f, "\n{}", timed::table(&self.times))?;
         }
@@ -65,7 +66,7 @@ fn counts<'a>(subject: Subject, figures: impl Iterator<Item = &'a Figure>) -> Ta
 }
 
 fn limits(figure: &Figure) -> String {
-    let Expected { slope, at_most, flushes } = figure.expected;
+    let Expected { slope, at_most, flushes, .. } = figure.expected;
     let limits = [
         slope.map(|slope| format!("slope {slope}")),
         at_most.map(|limit| format!("≤ {limit}")),
@@ -73,6 +74,31 @@ fn limits(figure: &Figure) -> String {
     ];
     let limits: Vec<_> = limits.into_iter().flatten().collect();
     if limits.is_empty() { "–".into() } else { limits.join(", ") }
+}
+
+/// Work of the disk for snapshots. The JSON form has the figures of all operations.
+fn disk_work(figures: &[Figure]) -> Table {
+    let [few, many] = Subject::Snapshot.populations();
+    let heads = [
+        "work of the disk".to_owned(),
+        format!("writes at {few}"),
+        format!("at {many}"),
+        format!("KiB at {few}"),
+        format!("at {many}"),
+        format!("ms at {few}"),
+        format!("at {many}"),
+        "of which flushes".to_owned(),
+        "limit".to_owned(),
+    ];
+    let rows = figures.iter().filter(|figure| figure.subject == Subject::Snapshot).map(|figure| {
+        let [few, many] = &figure.counts;
+        let counts = [&few.writes, &many.writes, &few.written_kib, &many.written_kib];
+        let times = [&few.disk_ms, &many.disk_ms, &many.flush_ms];
+        let limit = figure.expected.disk_ms.map_or_else(|| "–".to_owned(), |limit| format!("≤ {limit} ms"));
+        let cells = counts.into_iter().chain(times).map(spread);
+        std::iter::once(figure.operation.title().to_owned()).chain(cells).chain([limit]).collect()
+    });
+    Table::new(heads.into(), rows.collect())
 }
 
 fn names(figures: &[Figure]) -> Table {

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use bench::{Operation, Sample, Subject, Word, print};
-use ktest_support::{XfsDisk, block_stats};
+use bench::{DiskWork, Operation, Sample, Subject, Word, print};
+use ktest_support::{BlockStats, XfsDisk, block_stats};
 use nix::sys::utsname::uname;
 
 use crate::call::CallError;
@@ -41,8 +41,9 @@ pub(crate) fn all(runs: u32, times: bool) -> Result<(), CallError> {
             Subject::Snapshot.operations().try_for_each(|operation| one(operation, present, run, &stores[0].0))?;
         }
         if times {
-            let [_, extents] = Subject::Snapshot.populations();
-            snapshots::time(stores[0].0.path(), extents, run)?;
+            for extents in Subject::Snapshot.populations() {
+                snapshots::time(stores[0].0.path(), extents, run)?;
+            }
         }
         // Mounts and devices exist once per machine, so few and many of them cannot exist at the same time.
         let disk = &disks[0].0;
@@ -97,6 +98,8 @@ fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(
             let (things, causes) = (operation.subject().things(), causes::lines(&*error));
             format!("cannot count the system calls of {operation} with {present} {things}: {causes}")
         })?;
-    print(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))?;
+    let BlockStats { flushes, writes, written_bytes, read_ns, write_ns, flush_ns, .. } = after.since(before);
+    let disk = DiskWork { flushes, writes, written_bytes, time_ns: read_ns + write_ns + flush_ns, flush_ns };
+    print(&Word::Sample(Sample { operation, present, run, syscalls, disk }))?;
     Ok(())
 }
