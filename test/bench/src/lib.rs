@@ -35,4 +35,5 @@ pub use requests::request_name;
 pub use sample::{DiskWork, Sample, Word, is_housekeeping, print};
 pub use scale::{ScaleFigure, ScaleReport, ScaleSample};
 pub use statistics::{Spread, slope};
+pub use table::VERDICT;
 pub use timed::{TimeFigure, TimeSample, Timed};

@@ -8,7 +8,7 @@ use clusternet::{Cost, Peer, Peers, PublicKey, cost, diff};
 use ipnet::{IpNet, Ipv4Net};
 use serde::Serialize;
 
-use crate::table::Table;
+use crate::table::{Table, verdict};
 
 const SIZES: [u32; 3] = [10, 100, 1000];
 
@@ -106,10 +106,7 @@ impl fmt::Display for MeshReport {
             [figure.change.to_owned(), figure.nodes.to_string()].into_iter().chain(numbers).collect()
         });
         writeln!(f, "{}", Table::new(heads.into(), rows.collect()))?;
-        match self.violations.len() {
-            0 => writeln!(f, "\nAll are within their limits."),
-            broken => writeln!(f, "\n{broken} of them EXCEED their limits."),
-        }
+        verdict(f, "limits", self.violations.len())
     }
 }
 
@@ -123,7 +120,7 @@ mod tests {
         assert_eq!(report.violations, Vec::<String>::new());
         assert_eq!(report.figures.len(), 18);
         let shown = report.to_string();
-        assert!(shown.ends_with("All are within their limits.\n"), "{shown}");
+        assert!(shown.ends_with("All limits hold: all as promised.\n"), "{shown}");
     }
 
     #[test]

@@ -180,7 +180,7 @@ mod tests {
     fn limits_hold_with_a_list_in_between() {
         let report = ScaleReport::new(&[sample(0, 0, 9, 0), sample(1000, 0, 25, 1), sample(1000, 10_000, 60, 0)]);
         assert_eq!(report.violations, Vec::<String>::new());
-        assert!(report.to_string().ends_with("All limits hold.\n"));
+        assert!(report.to_string().ends_with("All limits hold: all as promised.\n"));
     }
 
     #[test]

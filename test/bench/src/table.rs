@@ -30,10 +30,13 @@ impl fmt::Display for Report {
     }
 }
 
+/// Text that every benchmark prints if all of its limits hold.
+pub const VERDICT: &str = "all as promised";
+
 /// Last line of a report: whether all limits of this kind hold.
 pub(crate) fn verdict(f: &mut fmt::Formatter<'_>, kind: &str, missed: usize) -> fmt::Result {
     match missed {
-        0 => writeln!(f, "\nAll {kind} hold."),
+        0 => writeln!(f, "\nAll {kind} hold: {VERDICT}."),
         _ => writeln!(f, "\n{missed} of the {kind} do NOT hold."),
     }
 }

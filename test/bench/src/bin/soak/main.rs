@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use bench::memory;
+use bench::{VERDICT, memory};
 use clap::Parser;
 use crash::random::Random;
 use envtest::{Fault, FaultyServer};
@@ -159,7 +159,7 @@ impl Soak {
             return Err("the node had no kill or no fault: give more rounds".into());
         }
         let controls = self.controls(&before, limit).await?;
-        println!("all limits hold: nothing is left, {controls} leaks on purpose were found");
+        println!("{VERDICT}: nothing is left, {controls} leaks on purpose were found");
         Ok(())
     }
 
