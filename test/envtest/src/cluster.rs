@@ -117,6 +117,14 @@ impl Cluster {
         self.impersonate(&format!("{STORAGE_USER_PREFIX}{node}"), &[STORAGE_GROUP]).await
     }
 
+    /// Issues a client certificate of a node's storage, and returns the kubeconfig that names its files. The next call
+    /// replaces the files.
+    pub fn storage_kubeconfig(&self, node: &str) -> Result<PathBuf, StartError> {
+        let config = programs::Config { node: node.to_owned(), ..self.config.clone() };
+        let credentials = Credentials::ensure(&config, OffsetDateTime::now_utc())?;
+        Ok(credentials.kubeconfig(Identity::Storage))
+    }
+
     pub async fn impersonate(&self, user: &str, groups: &[&str]) -> Result<Client, StartError> {
         let kubeconfig = Kubeconfig::read_from(self.credentials.kubeconfig(Identity::Admin))?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;

@@ -22,7 +22,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Failure;
-use crate::objects::{LIBRARY, LIBRARY_CLASS, NODES_CLASS, claims, namespace};
+use crate::objects::{LIBRARY, LIBRARY_CLASS, NODES_CLASS, claims, delete_volumes, namespace};
 use crate::server::Server;
 
 /// Serves many claims that exist when the provisioner starts.
@@ -79,7 +79,8 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
     Ok(())
 }
 
-/// Returns all ways, beginning with another way in each run, because each way finds the objects of those before it.
+/// Returns all ways, beginning with another way in each run, because the programs of the control plane keep data of the
+/// ways before it.
 fn in_turn(binder: Binder, run: u32) -> impl Iterator<Item = Way> {
     let ways = binder.ways();
     let first = usize::try_from(run).unwrap_or_default() % ways.len();
@@ -102,21 +103,20 @@ impl Task<'_> {
         claims(&client, &name, number, if is_library { LIBRARY_CLASS } else { NODES_CLASS }, &name).await?;
 
         let directories = TempDir::with_prefix("bench-")?;
-        let kubeconfig = cluster.credentials().kubeconfig(Identity::Admin);
-        let mut command = if is_library {
+        let (mut command, kubeconfig) = if is_library {
             let mut command = Command::new(program("BENCH_LIBRARY")?);
             command.args(["--name", LIBRARY]);
             if way == Way::LimitedLibrary {
                 command.arg("--limited");
             }
-            command
+            (command, cluster.credentials().kubeconfig(Identity::Admin))
         } else {
             let mut command = Command::new(env::current_exe()?);
             command.args(["serve", "--node", &name]);
             if way == Way::OneWorker {
                 command.args(["--parallel", "1"]);
             }
-            command
+            (command, cluster.storage_kubeconfig(&name)?)
         };
         command.arg("--kubeconfig").arg(kubeconfig);
         command.arg("--directories").arg(directories.path()).arg("--create").arg(program("BENCH_DIRECTORY")?);
@@ -132,6 +132,8 @@ impl Task<'_> {
         let ((), last_bound) = tokio::try_join!(served, binding)?;
         let (log, cpu) = (server.take(), used(&before, children_cpu_ms()));
         server.stop().await?;
+        progress.show(&format!("{what}: deleting {number} claims and PVs"));
+        delete_volumes(&client, &name).await?;
         let times = log.times(last_bound);
         Ok(BurstSample { way, binder, run, claims: number, requests: log.requests, flushes: 0, times, cpu })
     }

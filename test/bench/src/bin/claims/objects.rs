@@ -1,14 +1,16 @@
 //! Objects that the benchmarks put into the cluster.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use cluster::DRIVER_NAME;
-use envtest::Cluster;
+use envtest::{Cluster, merge};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use supervisor::Supervisor;
 
@@ -72,6 +74,31 @@ pub(crate) async fn claims(
         }
     })
     .await
+}
+
+/// Deletes the claims of a namespace and all PVs. Their provisioner has ended, so this function removes the finalizers.
+pub(crate) async fn delete_volumes(client: &Client, namespace: &str) -> Result<(), Failure> {
+    delete_all(&Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace)).await?;
+    delete_all(&Api::<PersistentVolume>::all(client.clone())).await
+}
+
+async fn delete_all<K>(objects: &Api<K>) -> Result<(), Failure>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let names: Vec<_> = objects.list(&ListParams::default()).await?.iter().map(ResourceExt::name_any).collect();
+    stream::iter(names)
+        .map(|name| async move {
+            objects.delete(&name, &DeleteParams::default()).await?;
+            match merge(objects, &name, json!({"metadata": {"finalizers": null}})).await {
+                // kube-controller-manager has removed the last finalizer.
+                Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+                patched => patched.map(drop).map_err(Failure::from),
+            }
+        })
+        .buffer_unordered(PARALLEL)
+        .try_collect()
+        .await
 }
 
 pub(crate) const NODES_CLASS: (&str, &str) = (reconciler::CLASS, DRIVER_NAME);

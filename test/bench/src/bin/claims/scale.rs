@@ -4,7 +4,7 @@ use std::env;
 
 use bench::{Progress, ScaleSample, print};
 use clap::Args;
-use envtest::{Cluster, Identity, PATIENCE, Seen, eventually};
+use envtest::{Cluster, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
@@ -45,8 +45,7 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
     let node = serde_json::from_value(json!({"metadata": {"name": NODE}}))?;
     Api::<Node>::all(client.clone()).create(&PostParams::default(), &node).await?;
     let mut command = Command::new(env::current_exe()?);
-    command.args(["serve", "--node", NODE, "--kubeconfig"]);
-    command.arg(cluster.credentials().kubeconfig(Identity::Admin));
+    command.args(["serve", "--node", NODE, "--kubeconfig"]).arg(cluster.storage_kubeconfig(NODE)?);
     let mut scale = Scale { client, server: Server::start(command)?, progress: Progress::default() };
     print(&scale.state(0, 0).await?)?;
     scale.grow(sizes.own).await?;

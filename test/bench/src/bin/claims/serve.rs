@@ -9,7 +9,6 @@ use std::process::{self, Command};
 use std::sync::Arc;
 
 use clap::Args;
-use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX};
 use envtest::FakeVolumes;
 use http::Request;
 use kube::client::Body;
@@ -24,7 +23,7 @@ use crate::Failure;
 
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
-    /// Kubeconfig of a user that may impersonate the node's user.
+    /// Kubeconfig of the node's identity.
     #[arg(long)]
     kubeconfig: PathBuf,
     #[arg(long)]
@@ -42,9 +41,7 @@ pub(crate) struct Settings {
 pub(crate) async fn run(settings: Settings) -> Result<(), Failure> {
     let Settings { kubeconfig, node, parallel, directories, create } = settings;
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    config.auth_info.impersonate = Some(format!("{STORAGE_USER_PREFIX}{node}"));
-    config.auth_info.impersonate_groups = Some(vec![STORAGE_GROUP.to_owned()]);
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let mut disk = FakeVolumes::with_size(Bytes::TIB);
     if let (Some(directories), Some(program)) = (directories, create) {
         disk = disk.creating(move |id, size| {
