@@ -36,4 +36,4 @@ pub use sample::{DiskWork, Sample, Word, is_housekeeping, print};
 pub use scale::{ScaleFigure, ScaleReport, ScaleSample};
 pub use statistics::{Spread, slope};
 pub use table::VERDICT;
-pub use timed::{TimeFigure, TimeSample, Timed};
+pub use timed::{TimeFigure, TimeReport, TimeSample, Timed};

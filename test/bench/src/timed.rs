@@ -1,6 +1,8 @@
 //! [`TimeFigure`]: duration of a snapshot and of a clone of an image with few and with many extents, compared with a
 //! copy of the image.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::operation::Subject;
@@ -14,6 +16,8 @@ pub enum Timed {
     /// `FICLONE` of the image: the part of both calls that grows with the number of extents. Pods that write to the
     /// volume wait for this call.
     CloneImage,
+    /// `FICLONE` of a file whose extents are the result of writes to blocks that another file shared.
+    CloneFragmented,
     /// The whole call, with its record, a first piece and its syncs.
     TakeSnapshot,
     CloneVolume,
@@ -44,11 +48,13 @@ pub struct TimeFigure {
 }
 
 impl Timed {
-    pub const ALL: [Self; 4] = [Self::CloneImage, Self::TakeSnapshot, Self::CloneVolume, Self::CopyImage];
+    pub const ALL: [Self; 5] =
+        [Self::CloneImage, Self::CloneFragmented, Self::TakeSnapshot, Self::CloneVolume, Self::CopyImage];
 
     const fn title(self) -> &'static str {
         match self {
             Self::CloneImage => "clone of the image alone",
+            Self::CloneFragmented => "clone of a file without holes",
             Self::TakeSnapshot => "take_snapshot, first piece",
             Self::CloneVolume => "clone, first piece",
             Self::CopyImage => "(baseline: copy of the file)",
@@ -75,6 +81,27 @@ impl TimeFigure {
         });
         let slope = slope(populations, milliseconds.map(|spread| spread.median * 1000.0));
         Some(Self { timed, milliseconds, slope, to_copy: Spread::of(to_copy, 1000)? })
+    }
+}
+
+/// Times on a file system of this machine. `Display` prints a table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TimeReport {
+    pub runs: u32,
+    pub times: Vec<TimeFigure>,
+}
+
+impl TimeReport {
+    pub fn new(samples: &[TimeSample]) -> Self {
+        let runs = samples.iter().map(|sample| sample.run).max().unwrap_or_default();
+        Self { runs, times: TimeFigure::all(samples) }
+    }
+}
+
+impl fmt::Display for TimeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Snapshots and clones; medians of {} interleaved runs (min–max where they differ)\n", self.runs)?;
+        writeln!(f, "{}", table(&self.times))
     }
 }
 
@@ -107,17 +134,19 @@ mod tests {
             run,
             microseconds: time * u64::from(run),
         };
-        let times = |times: [u64; 4]| Timed::ALL.into_iter().zip(times);
+        let times = |times: [u64; 5]| Timed::ALL.into_iter().zip(times);
         let samples: Vec<_> = (1..=3)
             .flat_map(|run| {
-                let at_few = times([5, 5, 5, 5]).map(move |time| sample(run, few, time));
-                at_few.chain(times([5000, 30_000, 40_000, 400_000]).map(move |time| sample(run, many, time)))
+                let at_few = times([5; 5]).map(move |time| sample(run, few, time));
+                at_few.chain(times([5000, 6000, 30_000, 40_000, 400_000]).map(move |time| sample(run, many, time)))
             })
             .collect();
-        let words = table(&TimeFigure::all(&samples)).to_string();
+        let words = TimeReport::new(&samples).to_string();
         let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("medians of 3 interleaved runs"), "{words}");
         assert!(words.contains("milliseconds 1 extents 1000 extents µs an extent compared with the copy"), "{words}");
         assert!(words.contains("clone of the image alone 0.01 (0.005–0.015) 10 (5–15) 10 0.012"), "{words}");
+        assert!(words.contains("clone of a file without holes 0.01 (0.005–0.015) 12 (6–18) 12.002 0.015"), "{words}");
         assert!(words.contains("take_snapshot, first piece 0.01 (0.005–0.015) 60 (30–90) 60.05 0.075"), "{words}");
     }
 

@@ -48,6 +48,10 @@ pub(crate) enum Command {
         /// Leaves out times, which depend on the machine.
         #[arg(long)]
         counts: bool,
+        /// Directory on an XFS of this machine with project quotas. Only times are then measured, there instead of in a
+        /// VM. It needs root.
+        #[arg(long, value_name = "DIRECTORY", conflicts_with = "counts")]
+        directory: Option<PathBuf>,
         /// Destination of the figures as JSON: a file, or `-` for JSON alone on standard output. By default, JSON is
         /// the last line below the table.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]

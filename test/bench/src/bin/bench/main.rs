@@ -18,7 +18,7 @@ use std::process::{self, ExitCode};
 
 use bench::{
     Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, NeighbourReport, NeighbourSample, PauseReport,
-    PauseSample, Progress, Report, ScaleReport, ScaleSample,
+    PauseSample, Progress, Report, ScaleReport, ScaleSample, TimeReport, TimeSample,
 };
 use clap::Parser;
 use serde::Serialize;
@@ -43,7 +43,13 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<bool, BenchError> {
     match arguments.command {
-        Command::Storage { runs, counts, json } => {
+        Command::Storage { runs, directory: Some(directory), json, .. } => {
+            let directory = arguments::from_where_the_person_is(&directory);
+            let command = ["times".to_owned(), runs.to_string(), directory.display().to_string()];
+            let samples = rounds(&arguments.io_program, &command, runs, |sample: &TimeSample| sample.run)?;
+            print(&TimeReport::new(&samples), &[""; 0], &json)
+        }
+        Command::Storage { runs, counts, directory: None, json } => {
             let measured = guest::measure(&arguments.storage_guest, runs.get(), !counts)?;
             let report = Report::new(measured.kernel, &measured.samples, &measured.times)?;
             print(&report, &report.violations, &json)

@@ -40,6 +40,8 @@ enum Command {
         #[arg(long)]
         times: bool,
     },
+    /// Times snapshots, clones and copies in a directory of this machine.
+    Times { runs: u32, directory: PathBuf },
     /// Serves many claims at once on a disk, without an API server.
     Burst { runs: u32, claims: u32 },
     /// Measures reads and writes in the VM, or in a directory of this machine.
@@ -64,6 +66,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Command::parse() {
         Command::Measure { runs, times } => measure::all(runs, times),
+        Command::Times { runs, directory } => snapshots::time_in(&directory, runs),
         Command::Burst { runs, claims } => measure::burst(runs, claims),
         Command::Io { runs, milliseconds, directory: None } => io::measure_in_vm(runs, milliseconds),
         Command::Io { runs, milliseconds, directory: Some(directory) } => {

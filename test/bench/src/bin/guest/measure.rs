@@ -42,7 +42,8 @@ pub(crate) fn all(runs: u32, times: bool) -> Result<(), CallError> {
         }
         if times {
             for extents in Subject::Snapshot.populations() {
-                snapshots::time(stores[0].0.path(), extents, run)?;
+                let samples = snapshots::time(stores[0].0.path(), extents, run)?;
+                samples.into_iter().map(Word::Time).try_for_each(|word| print(&word))?;
             }
         }
         // Mounts and devices exist once per machine, so few and many of them cannot exist at the same time.

@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bench::{TimeSample, Timed, Word, print};
+use bench::{Subject, TimeSample, Timed, print};
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
+use tempfile::{TempDir, tempfile_in};
 use units::Bytes;
 use volume::{
     Access, Allocation, Error, Mode, Request, Settings, SnapshotRequest, State, Store, VolumeId, Volumes as _,
@@ -64,10 +65,23 @@ pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
     end(&store, &source)
 }
 
-/// Times all operations on one image, and prints the samples.
-pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<(), CallError> {
+/// Times all operations in a directory of this machine, and prints the samples.
+pub(crate) fn time_in(directory: &Path, runs: u32) -> Result<(), CallError> {
+    let scratch = TempDir::with_prefix_in("bench-", directory).map_err(arrange("create a directory in", directory))?;
+    for run in 1..=runs {
+        for extents in Subject::Snapshot.populations() {
+            time(scratch.path(), extents, run)?.iter().try_for_each(print)?;
+        }
+    }
+    Ok(())
+}
+
+/// Times all operations on images with this number of extents.
+pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<Vec<TimeSample>, CallError> {
     let (store, source) = with_source(mount, SMALL, extents)?;
     let image = File::from(store.open_volume(&source)?.image(Access::ReadOnly)?);
+    let fragmented = fragmented(mount, extents)?;
+    let mut samples = Vec::new();
     let path = mount.join("copy");
     let (snapshot, want) = snapshot_of(&source)?;
     let (clone, request) = clone_of(&source, SMALL)?;
@@ -78,12 +92,13 @@ pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<(), CallError
         let start = Instant::now();
         match timed {
             Timed::CloneImage => reflink::clone_file(&image, &to)?,
+            Timed::CloneFragmented => reflink::clone_file(&fragmented, &to)?,
             Timed::TakeSnapshot => drop(store.take_snapshot(&snapshot, &want)?),
             Timed::CloneVolume => begun(store.provision(&clone, &request))?,
             Timed::CopyImage => copy_extents(&image, &to).map_err(arrange("copy into", &path))?,
         }
         let microseconds = u64::try_from(start.elapsed().as_micros())?;
-        print(&Word::Time(TimeSample { timed, extents, run, microseconds }))?;
+        samples.push(TimeSample { timed, extents, run, microseconds });
         store.remove_snapshot(&snapshot)?;
         store.undo(&clone)?;
         // XFS frees the extents of a deleted file in the background, during the next call.
@@ -91,7 +106,27 @@ pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<(), CallError
         fs::remove_file(&path).map_err(arrange("remove", &path))?;
     }
     drop(image);
-    end(&store, &source)
+    end(&store, &source)?;
+    Ok(samples)
+}
+
+/// Creates a file without holes. Every second block was overwritten while another file shared it, so that each block is
+/// an extent.
+fn fragmented(mount: &Path, extents: u32) -> Result<File, CallError> {
+    let blocks = usize::try_from(extents)?;
+    let create = || -> std::io::Result<File> {
+        let (file, other) = (tempfile_in(mount)?, tempfile_in(mount)?);
+        file.write_all_at(&BLOCK.repeat(blocks), 0)?;
+        file.sync_all()?;
+        reflink::clone_file(&file, &other)?;
+        for start in (0..).step_by(2 * BLOCK.len()).take(blocks / 2) {
+            file.write_all_at(&BLOCK, start)?;
+        }
+        file.sync_all()?;
+        other.set_len(0)?;
+        Ok(file)
+    };
+    create().map_err(arrange("create a file in", mount))
 }
 
 pub(crate) fn copy(mount: &Path, extents: u32) -> Result<(), CallError> {
