@@ -55,7 +55,7 @@ fn limit(mount: &Path, name: &str, size: &str) -> Result<(), Box<dyn Error>> {
 }
 
 fn show(quota: &Quota) {
-    let Quota { id, used, limits } = quota;
+    let Quota { id, used, limits, .. } = quota;
     match limits.bytes {
         Some(limit) => println!("project {id}: {} of {limit}, {}", used.bytes, used.inodes),
         None => println!("project {id}: {}, {}, no limit", used.bytes, used.inodes),

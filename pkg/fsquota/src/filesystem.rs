@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::sys::statfs::{XFS_SUPER_MAGIC, fstatfs};
-use units::Inodes;
+use units::{Bytes, Inodes};
 
 use crate::directory::open_directory;
 use crate::error::FsError;
 use crate::limits::{CheckedLimits, Quota, Usage, unlimited};
 use crate::project::ProjectId;
-use crate::sys::{self, ProjectQuota};
+use crate::sys::{self, DiskQuota, ProjectQuota};
 
 /// An XFS with accounting and enforcement of project quotas; checked when the value is created.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ impl<'fd> FileSystem<'fd> {
 
     pub(crate) fn quota(self, id: ProjectId) -> Result<Quota, FsError> {
         let found = match sys::quota(self.0, id.get()) {
-            Err(Errno::ENOENT) => sys::DiskQuota::default(),
+            Err(Errno::ENOENT) => DiskQuota::default(),
             found => found.map_err(FsError::system("quotactl_fd Q_XGETQUOTA"))?,
         };
         Ok(Quota::from_kernel(id, &found))
@@ -55,11 +55,25 @@ impl<'fd> FileSystem<'fd> {
         if limits.sets_nothing() {
             return Ok(());
         }
-        sys::set_limits(self.0, &limits.to_kernel(id)).map_err(FsError::system("quotactl_fd Q_XSETQLIM"))
+        self.write(&limits.to_kernel(id))
+    }
+
+    /// Like [`FileSystem::set_limits`], with the soft limit of space `shown`, if it is below the hard one. The grace
+    /// time comes first in the log, so that the project never has a shorter one.
+    pub(crate) fn set_limits_showing(self, id: ProjectId, limits: CheckedLimits, shown: Bytes) -> Result<(), FsError> {
+        let wanted = limits.to_kernel_showing(id, shown);
+        if wanted.blk_softlimit < wanted.blk_hardlimit {
+            self.write(&DiskQuota::longest_grace())?;
+        }
+        self.write(&wanted)
     }
 
     pub(crate) fn clear_limits(self, id: ProjectId) -> Result<(), FsError> {
-        sys::set_limits(self.0, &unlimited(id)).map_err(FsError::system("quotactl_fd Q_XSETQLIM"))
+        self.write(&unlimited(id))
+    }
+
+    fn write(self, wanted: &DiskQuota) -> Result<(), FsError> {
+        sys::set_limits(self.0, wanted).map_err(FsError::system("quotactl_fd Q_XSETQLIM"))
     }
 
     /// The usage of a project if it is more than `expected` inodes. Deleted files that no process has open are not

@@ -67,6 +67,9 @@ pub struct Quota {
     pub id: ProjectId,
     /// Limits; `None` for one that is not set.
     pub limits: Limits,
+    /// Limits that `statfs` shows: the soft ones, or the hard ones where no soft limit is set. They equal `limits`,
+    /// unless [`Quotas::set_limits_showing`](crate::Quotas::set_limits_showing) or another program has set others.
+    pub shown: Limits,
     /// Usage.
     pub used: Usage,
 }
@@ -74,12 +77,19 @@ pub struct Quota {
 impl Quota {
     pub(crate) fn from_kernel(id: ProjectId, found: &DiskQuota) -> Self {
         let limit = |number: u64| (number > 0).then_some(number);
+        let limits = |blocks, inodes| Limits {
+            bytes: limit(blocks).map(|blocks| BasicBlocks(blocks).bytes()),
+            inodes: limit(inodes).map(Inodes::new),
+        };
+        let shown = |soft: u64, hard: u64| if soft > 0 { soft } else { hard };
         Self {
             id,
-            limits: Limits {
-                bytes: limit(found.blk_hardlimit).map(|blocks| BasicBlocks(blocks).bytes()),
-                inodes: limit(found.ino_hardlimit).map(Inodes::new),
-            },
+            limits: limits(found.blk_hardlimit, found.ino_hardlimit),
+            // `xfs_fill_statvfs_from_dquot`, fs/xfs/xfs_qm_bhv.c.
+            shown: limits(
+                shown(found.blk_softlimit, found.blk_hardlimit),
+                shown(found.ino_softlimit, found.ino_hardlimit),
+            ),
             used: Usage { bytes: BasicBlocks(found.bcount).bytes(), inodes: Inodes::new(found.icount) },
         }
     }
@@ -122,6 +132,17 @@ impl CheckedLimits {
         if let Some(count) = self.0.inodes {
             (wanted.ino_hardlimit, wanted.ino_softlimit) = (count.get(), count.get());
             wanted.fieldmask |= sys::INODE_LIMITS;
+        }
+        wanted
+    }
+
+    /// Like [`CheckedLimits::to_kernel`], with the soft limit of space `shown`, if it is below the hard one.
+    pub(crate) fn to_kernel_showing(self, id: ProjectId, shown: Bytes) -> DiskQuota {
+        let mut wanted = self.to_kernel(id);
+        let BasicBlocks(soft) = BasicBlocks::at_least(shown);
+        if (1..wanted.blk_hardlimit).contains(&soft) {
+            wanted.blk_softlimit = soft;
+            wanted.extend_grace();
         }
         wanted
     }
@@ -192,6 +213,19 @@ mod tests {
         let only_bytes = checked(Some(512), None).unwrap().to_kernel(id());
         assert_eq!((only_bytes.fieldmask, only_bytes.blk_hardlimit), (sys::BLOCK_LIMITS, 1));
         assert!(checked(None, None).unwrap().sets_nothing());
+    }
+
+    #[test]
+    fn a_shown_size_that_is_not_below_the_limit_has_no_effect() {
+        let limits = checked(Some(1024), Some(3)).unwrap();
+        let soft = [0, 1, 512, 513, 1024, u64::MAX].map(|shown| {
+            let kernel = limits.to_kernel_showing(id(), Bytes::new(shown));
+            let has_times = kernel.fieldmask != limits.to_kernel(id()).fieldmask;
+            (kernel.blk_softlimit, has_times, Quota::from_kernel(id(), &kernel).shown.inodes)
+        });
+        let of_limit = (2, false, Some(Inodes::new(3)));
+        let smaller = (1, true, Some(Inodes::new(3)));
+        assert_eq!(soft, [of_limit, smaller, smaller, of_limit, of_limit, of_limit]);
     }
 
     #[test]

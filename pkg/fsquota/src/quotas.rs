@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use units::Inodes;
+use units::{Bytes, Inodes};
 
 use crate::directory::open_directory;
 use crate::directory_state::{attributes, set_project};
@@ -73,6 +73,21 @@ impl Quotas {
     /// [`SetError::Limit`] and [`SetError::Fs`].
     pub fn set_limits(&self, id: ProjectId, limits: Limits) -> Result<(), SetError> {
         Ok(self.fs().set_limits(id, limits.try_into()?)?)
+    }
+
+    /// Like [`Quotas::set_limits`], but `statfs` inside shows the size `shown`, unless it is 0 or not below the limit
+    /// of space. The usage may exceed this size up to the limit, for any length of time.
+    ///
+    /// `statfs` shows the soft limit, beyond which XFS rejects writes after a grace time. If there is such a limit, the
+    /// call first sets the grace time of space of **all** projects of the file system to 68 years.
+    ///
+    /// # Errors
+    /// [`SetError::Limit`] and [`SetError::Fs`].
+    ///
+    /// `Q_XSETQLIM`, Linux 5.19: unless they were corrected, earlier kernels reject writes after five beyond the soft
+    /// limit.
+    pub fn set_limits_showing(&self, id: ProjectId, limits: Limits, shown: Bytes) -> Result<(), SetError> {
+        Ok(self.fs().set_limits_showing(id, limits.try_into()?, shown)?)
     }
 
     /// Like [`assign`](crate::assign), for a directory that the caller has just created, that no other process has

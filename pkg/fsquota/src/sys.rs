@@ -75,12 +75,29 @@ impl DiskQuota {
     pub(crate) fn of(id: u32) -> Self {
         Self { version: VERSION, flags: PROJECT_FLAG, id, ..Self::default() }
     }
+
+    /// A request for a grace time of 68 years, for each project whose usage exceeds its soft limit of space later. The
+    /// record of ID 0 has this time.
+    pub(crate) fn longest_grace() -> Self {
+        Self { fieldmask: BLOCK_TIMER, btimer: i32::MAX, ..Self::of(0) }
+    }
+
+    /// Moves the end of the grace time to 2106, the last second that all formats of XFS can store. The kernel clears
+    /// the end if the usage does not exceed the soft limit.
+    pub(crate) fn extend_grace(&mut self) {
+        self.fieldmask |= BLOCK_TIMER | BIG_TIMES;
+        self.btimer = u32::MAX.cast_signed();
+    }
 }
 
 /// `FS_DQ_ISOFT | FS_DQ_IHARD`: the kernel uses the inode limits of a [`DiskQuota`].
 pub(crate) const INODE_LIMITS: u16 = 1 << 0 | 1 << 1;
 /// `FS_DQ_BSOFT | FS_DQ_BHARD`: the kernel uses the block limits of a [`DiskQuota`].
 pub(crate) const BLOCK_LIMITS: u16 = 1 << 2 | 1 << 3;
+/// `FS_DQ_BTIMER`: the kernel uses `btimer` of a [`DiskQuota`].
+const BLOCK_TIMER: u16 = 1 << 6;
+/// `FS_DQ_BIGTIME`, Linux 5.10: the times have 40 bits, the upper ones in `btimer_hi`.
+const BIG_TIMES: u16 = 1 << 15;
 
 /// `struct fs_qfilestatv`, include/uapi/linux/dqblk_xfs.h.
 #[repr(C)]
@@ -369,7 +386,7 @@ pub(crate) fn next_quota(fs: BorrowedFd<'_>, id: u32) -> Result<DiskQuota, Errno
     Ok(found)
 }
 
-/// Sets the limits of a project that `fieldmask` selects.
+/// Sets the limits and times of a project that `fieldmask` selects.
 pub(crate) fn set_limits(fs: BorrowedFd<'_>, wanted: &DiskQuota) -> Result<(), Errno> {
     let mut wanted = *wanted;
     quotactl(fs, Q_XSETQLIM, wanted.id, &mut wanted)

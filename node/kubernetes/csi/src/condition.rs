@@ -180,9 +180,11 @@ mod tests {
     const WORKS: LoopDevice = LoopDevice { size: Bytes::GIB, direct_io: true };
 
     fn quota(bytes: Option<u64>, inodes: Option<u64>, used: (u64, u64)) -> PathContents {
+        let limits = Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) };
         PathContents::Filesystem(Quota {
             id: NonZeroU32::new(7).and_then(|id| ProjectId::new(id.get())).expect("a project"),
-            limits: Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) },
+            limits,
+            shown: limits,
             used: Usage { bytes: Bytes::new(used.0), inodes: Inodes::new(used.1) },
         })
     }

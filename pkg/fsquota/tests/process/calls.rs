@@ -6,6 +6,7 @@ use nix::libc::{
     SYS_close, SYS_fdatasync, SYS_flock, SYS_fstat, SYS_fstatfs, SYS_getdents64, SYS_ioctl, SYS_newfstatat, SYS_openat,
     SYS_pread64, SYS_pwrite64, SYS_quotactl_fd, SYS_statx,
 };
+use units::Bytes;
 
 use crate::volumes::{SIZE, Volumes, size};
 
@@ -88,6 +89,8 @@ fn operations_make_the_documented_system_calls() {
     assert_eq!(new, [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd, SYS_ioctl]);
     assert_eq!(calls(|| assert!(quotas.quota(other).is_ok())), [SYS_quotactl_fd]);
     assert_eq!(calls(|| assert!(quotas.set_limits(other, size(SIZE)).is_ok())), [SYS_quotactl_fd]);
+    let showing = calls(|| assert!(quotas.set_limits_showing(other, size(SIZE), Bytes::MIB).is_ok()));
+    assert_eq!(showing, [SYS_quotactl_fd; 2]);
 
     // Usage of the ID; limits; project ID.
     let remove = calls(|| assert!(fsquota::remove(&a).is_ok()));

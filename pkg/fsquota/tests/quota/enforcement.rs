@@ -3,12 +3,14 @@
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 
+use fsquota::Quotas;
 use ktest_support::eventually;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc::{ENOSPC, SIGBUS};
 use units::{Bytes, Inodes};
 
 use crate::files::{append, create_direct, fill, mib, write, xfs_io};
+use crate::tools::xfs_quota;
 use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
@@ -92,6 +94,23 @@ fn a_limit_below_the_usage_rejects_writes() {
     assert_eq!((quota.limits, quota.used.bytes), (both(mib(1), 1), mib(4)));
     // Reducing usage is always possible.
     fs::remove_file(volumes.path("a/data")).unwrap();
+}
+
+#[test]
+fn usage_above_the_shown_size_never_expires() {
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
+    // A grace time of one second that has begun, and ends.
+    xfs_quota(&volumes, "timer -p -b 1");
+    xfs_quota(&volumes, &format!("limit -p bsoft=1m bhard=16m {id}"));
+    write(&volumes.path("a/data"), mib(2));
+    fsquota::sync(&dir).unwrap();
+    let more = || fs::write(volumes.path("a/more"), [1; 4096]);
+    eventually("the end of the grace time", || more().is_err());
+    Quotas::open(&volumes.root).unwrap().set_limits_showing(id, size(SIZE), mib(1)).unwrap();
+    more().unwrap();
+    // The grace time of the next usage above the size: 2^31 seconds.
+    let state = xfs_quota(&volumes, "state -p");
+    assert!(state.contains("24855 days"), "{state}");
 }
 
 #[test]

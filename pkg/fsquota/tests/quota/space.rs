@@ -1,11 +1,13 @@
 //! Results of `statfs` inside a volume.
 
-use std::fs;
+use std::fs::{self, File};
 
+use fsquota::Quotas;
+use nix::libc::ENOSPC;
 use nix::sys::statvfs::{Statvfs, statvfs};
 use units::{Bytes, Inodes};
 
-use crate::files::{mib, write, xfs_io_ok};
+use crate::files::{fill, mib, write, xfs_io_ok};
 use crate::volumes::{SIZE, Volumes, both, size};
 
 /// Size, free and available space like df prints them.
@@ -45,6 +47,21 @@ fn statfs_shows_no_free_space_above_the_limit() {
     let seen = statvfs(&volumes.path("a")).unwrap();
     assert_eq!(bytes(&seen), [mib(1), Bytes::ZERO, Bytes::ZERO]);
     assert_eq!([seen.files(), seen.files_free()], [1, 0]);
+}
+
+#[test]
+fn statfs_can_show_less_than_the_limit() {
+    let (volumes, dir, id) = Volumes::with_volume(both(mib(4), 100));
+    let quotas = Quotas::open(&volumes.root).unwrap();
+    quotas.set_limits_showing(id, size(SIZE), mib(4)).unwrap();
+    let (written, error) = fill(&File::create(volumes.path("a/data")).unwrap());
+    assert_eq!((written, error.raw_os_error()), (SIZE, Some(ENOSPC)));
+    let seen = statvfs(&volumes.path("a")).unwrap();
+    assert_eq!((bytes(&seen), seen.files()), ([mib(4), Bytes::ZERO, Bytes::ZERO], 100));
+    let quota = fsquota::get(&dir).unwrap();
+    assert_eq!((quota.limits, quota.shown, quota.used.bytes), (both(SIZE, 100), both(mib(4), 100), SIZE));
+    quotas.set_limits(id, size(SIZE)).unwrap();
+    assert_eq!(bytes(&statvfs(&volumes.path("a")).unwrap())[0], SIZE);
 }
 
 #[test]

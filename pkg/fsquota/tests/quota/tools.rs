@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::process::Command;
 
-use fsquota::{Quota, Usage};
+use fsquota::{Quota, Quotas, Usage};
 use units::{Bytes, Inodes};
 
 use crate::files::{mib, write};
@@ -30,8 +30,8 @@ fn numbers(said: &str) -> BTreeMap<String, [u64; 3]> {
 }
 
 fn blocks(quota: &Quota) -> [u64; 3] {
-    let limit = quota.limits.bytes.map_or(0, |limit| limit.get() / 1024);
-    [quota.used.bytes.get() / 1024, limit, limit]
+    let [soft, hard] = [quota.shown, quota.limits].map(|limits| limits.bytes.map_or(0, |limit| limit.get() / 1024));
+    [quota.used.bytes.get() / 1024, soft, hard]
 }
 
 fn inodes(quota: &Quota) -> [u64; 3] {
@@ -47,6 +47,8 @@ fn xfs_quota_reports_the_same_numbers() {
         fsquota::sync(&dir).unwrap();
     }
     write(&volumes.path("v0/data"), mib(5));
+    let (_, raised) = volumes.volume("raised", size(SIZE));
+    Quotas::open(&volumes.root).unwrap().set_limits_showing(raised, size(SIZE), mib(5)).unwrap();
     fsquota::sync(&volumes.root).unwrap();
 
     let ours: Vec<Quota> = fsquota::report(&volumes.root).unwrap().map(Result::unwrap).collect();

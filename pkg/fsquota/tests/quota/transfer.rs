@@ -24,7 +24,7 @@ fn all_that_is_in_a_directory_is_counted_to_its_new_project() {
 
     let limits = both(SIZE.checked_mul(2).unwrap(), 50);
     assert_eq!(fsquota::transfer(&dir, TO, limits).unwrap(), Transferred { from, left: None });
-    assert_eq!(fsquota::get(&dir).unwrap(), Quota { id: TO, limits, used });
+    assert_eq!(fsquota::get(&dir).unwrap(), Quota { id: TO, limits, shown: limits, used });
     assert_eq!(volumes.reported(), [TO]);
     assert_eq!(fsquota::strays(&dir, TO).unwrap().count(), 0);
     // New files inherit the new project, and can be renamed within the directory.
