@@ -107,7 +107,9 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
             raised.chain(lowered.iter().copied()).collect()
         });
         let project = projects.get(name).copied();
-        let limits = project.and_then(|project| facts.limits.get(&project).copied()).unwrap_or_default();
+        let of = |limits: &BTreeMap<ProjectId, Limits>| project.and_then(|project| limits.get(&project).copied());
+        let limits = of(&facts.limits).unwrap_or_default();
+        let limits = [limits, of(&facts.shown).unwrap_or(limits)];
         one(*number, of_volume, facts.volumes.get(name).unwrap_or(&nothing), project, limits, &headrooms)
     })
 }
@@ -127,13 +129,14 @@ fn of_one_instant(volume: Number, expected: &Expected, facts: &Facts) -> Result<
     }
 }
 
-/// Checks one volume. Its limit is that of its size, raised by one of `headrooms`.
+/// Checks one volume. Its limit is that of its size, raised by one of `headrooms`. In a filesystem volume, `statfs`
+/// shows its size.
 fn one(
     volume: Number,
     expected: &Expected,
     found: &Found,
     project: Option<ProjectId>,
-    limits: Limits,
+    limits: [Limits; 2],
     headrooms: &[Bytes],
 ) -> Result<(), Violation> {
     let record = found.record(&volume.to_string())?;
@@ -167,13 +170,16 @@ fn one(
     // After an exchange, a project gets the limits of its new use before the record of the volume names it.
     let former = Body { is_snapshot: true, ..body.clone() };
     let former = (project != Some(record.project)).then_some(&former);
-    let sizes = sizes.flat_map(|size| [Some(body), former].into_iter().flatten().map(|body| body.limits(*size)));
-    let raised = |limits: Limits| {
-        headrooms
-            .iter()
-            .map(move |headroom| Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(*headroom)), ..limits })
+    let bodies = [Some(body), former];
+    let sizes = sizes.flat_map(|size| bodies.into_iter().flatten().map(|body| (body, body.limits(*size))));
+    let raised = |(body, limits): (&Body, Limits)| {
+        let shows_size = body.shape == Shape::Filesystem && !body.is_snapshot;
+        headrooms.iter().map(move |headroom| {
+            let raised = Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(*headroom)), ..limits };
+            [raised, if shows_size { limits } else { raised }]
+        })
     };
-    let allowed: Vec<Limits> = sizes.flat_map(raised).collect();
+    let allowed: Vec<[Limits; 2]> = sizes.flat_map(raised).collect();
     if !allowed.contains(&limits) {
         return Err(Violation::Limits { volume, found: limits, allowed });
     }
@@ -235,7 +241,7 @@ mod tests {
         let facts = Facts {
             volumes: shapes.map(|(number, shape)| found(number, shape, project(number.into()))).into(),
             limits: [(project(1), files), (project(2), image)].into(),
-            rest: vec![],
+            ..Facts::default()
         };
         let expected = shapes.map(|(number, shape)| {
             let size = Size::new(shape, SIZE);
@@ -372,6 +378,21 @@ mod tests {
     }
 
     #[test]
+    fn a_source_of_files_that_shows_its_raised_limit_is_noticed() {
+        let (mut left, mut expected) = well();
+        let sharing = Some(Origin { source: Number(1), headroom: SIZE });
+        expected.insert(Number(3), Expected { sharing, ..Expected::nothing() });
+        let limits = left.limits[&project(1)];
+        let raised = Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(SIZE)), ..limits };
+        left.limits.insert(project(1), raised);
+        left.shown.insert(project(1), limits);
+        facts(&left, &expected).unwrap();
+        left.shown.clear();
+        let violation = facts(&left, &expected).unwrap_err();
+        assert!(matches!(violation, Violation::Limits { volume: Number(1), .. }), "{violation}");
+    }
+
+    #[test]
     fn a_volume_that_shares_blocks_beside_a_thin_snapshot_is_noticed() {
         let (mut left, mut expected) = well();
         let origin = Origin { source: Number(2), headroom: SIZE };
@@ -485,7 +506,7 @@ mod tests {
             let snapshot = Body { is_snapshot: true, ..body.clone() }.limits(size);
             let limits =
                 [1, 2, 3].map(|number| (project(number), if number == limited { body.limits(size) } else { snapshot }));
-            let left = Facts { volumes: volumes.into(), limits: limits.into(), rest: vec![] };
+            let left = Facts { volumes: volumes.into(), limits: limits.into(), ..Facts::default() };
             facts(&left, &exchanged(&left, &expected)?)
         }
     }

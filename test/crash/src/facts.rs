@@ -26,6 +26,8 @@ pub(crate) const IMAGE: &str = "image";
 pub(crate) struct Facts {
     pub(crate) volumes: BTreeMap<String, Found>,
     pub(crate) limits: BTreeMap<ProjectId, Limits>,
+    /// Limits that `statfs` shows, if they are not those of the kernel.
+    pub(crate) shown: BTreeMap<ProjectId, Limits>,
     /// Files outside of volumes.
     pub(crate) rest: Vec<PathBuf>,
 }
@@ -78,6 +80,9 @@ impl Facts {
             if quota.limits != Limits::default() {
                 facts.limits.insert(quota.id, quota.limits);
             }
+            if quota.shown != quota.limits {
+                facts.shown.insert(quota.id, quota.shown);
+            }
         }
         Ok(facts)
     }
@@ -111,6 +116,9 @@ impl Facts {
         }
         if self.limits != other.limits {
             changed.push(format!("limits: {:?} to {:?}", self.limits, other.limits));
+        }
+        if self.shown != other.shown {
+            changed.push(format!("limits that statfs shows: {:?} to {:?}", self.shown, other.shown));
         }
         if self.rest != other.rest {
             changed.push(format!("other files: {:?} to {:?}", self.rest, other.rest));

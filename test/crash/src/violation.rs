@@ -43,8 +43,8 @@ pub enum Violation {
     Project { volume: Number, found: Option<ProjectId>, recorded: ProjectId },
     #[error("the {what} of {volume} is {found:?}, it can only be one of {allowed:?}")]
     Size { volume: Number, what: &'static str, found: Option<Size>, allowed: BTreeSet<Size> },
-    #[error("the limits of {volume} are {found:?}, they can only be one of {allowed:?}")]
-    Limits { volume: Number, found: Limits, allowed: Vec<Limits> },
+    #[error("the limits of {volume}, and those that statfs shows, are {found:?}, they can only be one of {allowed:?}")]
+    Limits { volume: Number, found: [Limits; 2], allowed: Vec<[Limits; 2]> },
     #[error("the image of {volume} is thick and has {allocated} of {size} allocated")]
     NotThick { volume: Number, allocated: Bytes, size: Bytes },
     #[error("{name} shares blocks with no unfinished copy and no thin snapshot")]

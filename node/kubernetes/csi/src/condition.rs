@@ -22,9 +22,9 @@ pub(crate) fn usage(found: &PathContents) -> Vec<VolumeUsage> {
         unit: unit.into(),
     };
     match found {
-        PathContents::Filesystem(Quota { limits, used, .. }) => {
-            let bytes = limits.bytes.map(|total| entry(Unit::Bytes, total.get(), used.bytes.get()));
-            let inodes = limits.inodes.map(|total| entry(Unit::Inodes, total.get(), used.inodes.get()));
+        PathContents::Filesystem(Quota { shown, used, .. }) => {
+            let bytes = shown.bytes.map(|total| entry(Unit::Bytes, total.get(), used.bytes.get()));
+            let inodes = shown.inodes.map(|total| entry(Unit::Inodes, total.get(), used.inodes.get()));
             bytes.into_iter().chain(inodes).collect()
         }
         PathContents::Block { image, device } => {
@@ -128,7 +128,7 @@ fn wrong(found: &PathContents) -> Option<Problem> {
     }
 }
 
-fn filesystem(Quota { limits, used, .. }: &Quota) -> Option<Problem> {
+fn filesystem(Quota { shown: limits, used, .. }: &Quota) -> Option<Problem> {
     let over = |used: String, limit: String| {
         let message = format!("the volume holds {used}, more than its limit of {limit}; delete files or expand it");
         Some(Problem::degraded("OverLimit", message))
@@ -180,11 +180,12 @@ mod tests {
     const WORKS: LoopDevice = LoopDevice { size: Bytes::GIB, direct_io: true };
 
     fn quota(bytes: Option<u64>, inodes: Option<u64>, used: (u64, u64)) -> PathContents {
-        let limits = Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) };
+        let shown = Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) };
         PathContents::Filesystem(Quota {
             id: NonZeroU32::new(7).and_then(|id| ProjectId::new(id.get())).expect("a project"),
-            limits,
-            shown: limits,
+            // While a snapshot is copied, the limit is higher than the size.
+            limits: Limits { bytes: Some(Bytes::TIB), ..shown },
+            shown,
             used: Usage { bytes: Bytes::new(used.0), inodes: Inodes::new(used.1) },
         })
     }

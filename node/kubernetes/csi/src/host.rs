@@ -12,7 +12,7 @@ mod targets;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use fsquota::{FsError, Limits, Quota};
+use fsquota::{FsError, Quota};
 use mount::{CloneError, SetError, TableError, UnmountError};
 use nix::errno::Errno;
 use units::Bytes;
@@ -48,8 +48,8 @@ pub trait Host: Send + Sync + 'static {
 
     fn read_faults(&self) -> Result<(), FsError>;
 
-    /// Whether another program changed the limits of the volume to `limits`.
-    fn limits_changed(&self, volume: &VolumeId, limits: Limits) -> bool;
+    /// Whether another program changed the limits of the volume to those of `found`.
+    fn limits_changed(&self, volume: &VolumeId, found: &Quota) -> bool;
 
     /// Refreshes the size of all loop devices of a block volume. Returns the smallest size; `None` without a device.
     fn grow(&self, volume: &VolumeId) -> Result<Option<Bytes>, ActError>;

@@ -184,7 +184,7 @@ impl Operation for Expand {
     fn run(&self, host: &impl Host) -> Result<NodeExpandVolumeResponse, Failure> {
         let Inspection { volume, found } = host.inspect(&self.volume, &self.path)?;
         let size = match (plan::is(volume, self.mode)?, found) {
-            (Mode::Filesystem, PathContents::Filesystem(quota)) => quota.limits.bytes.ok_or(PlanError::NoQuota)?,
+            (Mode::Filesystem, PathContents::Filesystem(quota)) => quota.shown.bytes.ok_or(PlanError::NoQuota)?,
             (Mode::Filesystem, _) => return Err(PlanError::NotPublished.into()),
             // If two pods use the volume, the kubelet sends the target of the last one, even after that pod is gone.
             (Mode::Block, PathContents::Nothing) if !matches(self.path.beneath(), DEVICES) => {
@@ -228,7 +228,7 @@ fn examine(host: &impl Host, volume: &VolumeId, path: &TargetPath) -> Result<(Pa
         Err(error) => return Err(error.into()),
     };
     let limits_changed = match &found {
-        PathContents::Filesystem(quota) => host.limits_changed(volume, quota.limits),
+        PathContents::Filesystem(quota) => host.limits_changed(volume, quota),
         PathContents::Nothing | PathContents::Block { .. } | PathContents::Unusable => false,
     };
     Ok((found, Health { disk, limits_changed }))

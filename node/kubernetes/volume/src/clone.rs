@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Mode as Permissions, OFlag};
-use fsquota::Limits;
+use fsquota::{Limits, SetError};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::unistd::{fdatasync, ftruncate, syncfs};
@@ -149,6 +149,12 @@ impl Store {
         self.index().limits(id, record)
     }
 
+    /// Sets these limits of a volume. `statfs` in a filesystem volume shows its size.
+    pub(crate) fn set_limits(&self, record: &Record, limits: Limits) -> Result<(), SetError> {
+        let shown = record.shown(limits).bytes.unwrap_or_default();
+        self.quotas.set_limits_showing(record.project, limits, shown)
+    }
+
     /// Sets the limits of a source, or of another volume, whose lock the caller holds.
     pub(crate) fn limit_source(&self, source: &VolumeId) -> Result<(), ActError> {
         let (record, limits) = {
@@ -160,7 +166,7 @@ impl Store {
         if is_confined(self.quotas.quota(record.project).map_err(ActError::Quota)?) {
             return Ok(());
         }
-        Ok(self.quotas.set_limits(record.project, limits)?)
+        Ok(self.set_limits(&record, limits)?)
     }
 
     /// Lowers the limit of a source and resets its allocation size, after a clone or snapshot of it shares nothing any

@@ -154,7 +154,7 @@ impl<'a> Execution<'a> {
             Step::SyncLive => live.sync()?,
             Step::RaiseLimits(to) => {
                 let record = self.record()?.grown(to);
-                quotas.set_limits(record.project, self.store.limits(id, &record))?;
+                self.store.set_limits(&record, self.store.limits(id, &record))?;
             }
             Step::GrowImage(to) => image::grow(&live.open_dir(name)?, to, self.allocation()?)?,
             Step::RaiseRecord(to) => {
@@ -330,7 +330,7 @@ impl<'a> Execution<'a> {
         if (stat.st_uid, stat.st_gid, stat.st_mode & !libc::S_IFMT) == (0, 0, libc::S_IRWXU) {
             fchmod(&root, self.root_mode()?).map_err(ActError::Root)?;
         }
-        quotas.set_limits(record.project, self.store.limits(self.id, record))?;
+        self.store.set_limits(record, self.store.limits(self.id, record))?;
         info!(volume = %self.id, "limits and mode of a volume restored after its removal had begun");
         Ok(())
     }

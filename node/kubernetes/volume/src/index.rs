@@ -96,7 +96,7 @@ impl Index {
     }
 
     /// Space to overwrite the blocks that clones share with the volume.
-    pub(crate) fn headroom(&self, id: &VolumeId) -> Bytes {
+    fn headroom(&self, id: &VolumeId) -> Bytes {
         self.clones.values().filter(|clone| clone.source == *id).map(|clone| clone.headroom).sum()
     }
 

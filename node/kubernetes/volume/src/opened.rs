@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use dir::{Dir, OFlag};
-use fsquota::{FsError, Limits, ProjectId, Quota, Quotas};
+use fsquota::{FsError, ProjectId, Quota, Quotas};
 use units::Bytes;
 
 use crate::error::OpenError;
@@ -28,8 +28,6 @@ pub struct Opened {
 #[derive(Clone, Debug)]
 pub struct Announced {
     pub(crate) record: Record,
-    /// Present increase of the limit, for blocks that clones share.
-    pub(crate) headroom: Bytes,
     pub(crate) quotas: Arc<Quotas>,
 }
 
@@ -47,12 +45,10 @@ impl Announced {
         Ok(self.quotas.project(inode)? == Some(self.record.project))
     }
 
-    /// Limits and usage of the volume. One system call. The limits do not contain the space to overwrite blocks that
-    /// clones share with the volume.
+    /// Limits and usage of the volume. One system call. The limits that a filesystem volume shows do not contain the
+    /// space to overwrite blocks that clones share with it.
     pub fn quota(&self) -> Result<Quota, FsError> {
-        let found = self.quotas.quota(self.record.project)?;
-        let bytes = found.limits.bytes.map(|bytes| bytes.saturating_sub(self.headroom));
-        Ok(Quota { limits: Limits { bytes, ..found.limits }, ..found })
+        self.quotas.quota(self.record.project)
     }
 }
 

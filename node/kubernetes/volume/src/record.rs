@@ -419,6 +419,15 @@ impl Record {
         }
     }
 
+    /// The part of these limits of the volume that `statfs` shows: the pods of a filesystem volume do not see the space
+    /// to overwrite shared blocks. No pod sees the limits of images and snapshots.
+    pub(crate) fn shown(&self, limits: Limits) -> Limits {
+        match self.mode {
+            Mode::Filesystem { .. } => self.limits(),
+            Mode::Block { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => limits,
+        }
+    }
+
     /// Limits of a tree with all files of the source.
     pub(crate) fn complete_limits(&self) -> Limits {
         self.tree_limits(0, 1)

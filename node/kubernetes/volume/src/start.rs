@@ -39,7 +39,7 @@ impl Store {
             if self.removal_has_begun(id, &record) {
                 return Ok(record);
             }
-            match self.quotas.set_limits(record.project, index.limits(id, &record)) {
+            match self.set_limits(&record, index.limits(id, &record)) {
                 Ok(()) => Ok(record),
                 Err(error) => {
                     index.ledger.note(id.clone(), record.reserved());

@@ -171,8 +171,7 @@ impl Store {
 
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
         let Known { record, .. } = self.in_use(id)?;
-        let headroom = self.index().headroom(id);
-        Ok(Announced { record, headroom, quotas: Arc::clone(&self.quotas) })
+        Ok(Announced { record, quotas: Arc::clone(&self.quotas) })
     }
 
     fn in_use(&self, id: &VolumeId) -> Result<Known, OpenError> {
@@ -358,7 +357,7 @@ impl Store {
             Ok(live) => former.grown(live.image().map_or(former.size, |image| image.max(former.size))),
             Err(source) => return Error::Look { id: id.clone(), source },
         };
-        if let Err(source) = self.quotas.set_limits(kept.project, self.limits(id, &kept)) {
+        if let Err(source) = self.set_limits(&kept, self.limits(id, &kept)) {
             return Error::Act { id: id.clone(), step: *step, source: source.into() };
         }
         self.index().ledger.note(id.clone(), kept.reserved());

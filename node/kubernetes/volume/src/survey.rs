@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use dir::{Dir, Name};
-use fsquota::{FsError, Limits, ProjectId, Usage};
+use fsquota::{FsError, Limits, ProjectId, Quota, Usage};
 use units::Bytes;
 
 use crate::disk_state::Where;
@@ -120,14 +120,14 @@ impl Store {
             Entry::Closed { .. } => None,
         });
         let usage = known.map(|(id, record)| {
-            let (limits, used) =
-                quotas.get(&record.project).map(|quota| (quota.limits, quota.used)).unwrap_or_default();
-            (VolumeUsage { id: id.clone(), record: record.clone(), used, changed: None }, limits)
+            let found = quotas.get(&record.project).copied();
+            let used = found.map(|quota| quota.used).unwrap_or_default();
+            (VolumeUsage { id: id.clone(), record: record.clone(), used, changed: None }, found)
         });
         let volumes: Vec<_> = usage.collect();
         drop(index);
-        let checked = volumes.into_iter().map(|(volume, limits)| -> Result<_, UsageError> {
-            let changed = self.changed_limits(&volume.id, limits)?;
+        let checked = volumes.into_iter().map(|(volume, found)| -> Result<_, UsageError> {
+            let changed = self.changed_limits(&volume.id, found.as_ref())?;
             Ok(VolumeUsage { changed, ..volume })
         });
         checked.collect()
@@ -136,27 +136,29 @@ impl Store {
     /// Limits of an announced filesystem volume in the kernel, if they differ from those of its record because another
     /// program changed them. A block volume never exceeds the size of its image.
     ///
-    /// `found` are the limits that the caller has read. If they differ, the method reads them again, while no operation
-    /// has the volume: operations change the record and the limits one after the other.
-    pub fn changed_limits(&self, id: &VolumeId, found: Limits) -> Result<Option<Limits>, FsError> {
+    /// `found` is the quota that the caller has read, if it exists. If its limits differ, the method reads them again,
+    /// while no operation has the volume: operations change the record and the limits one after the other.
+    pub fn changed_limits(&self, id: &VolumeId, found: Option<&Quota>) -> Result<Option<Limits>, FsError> {
         let recorded = || {
             let index = self.index();
             match index.volumes.get(id) {
                 Some(Entry::Known(Known { record, .. }))
                     if record.state == State::Announced && !record.mode.is_block() =>
                 {
-                    Some((record.project, index.limits(id, record)))
+                    let limits = index.limits(id, record);
+                    Some((record.project, [limits, record.shown(limits)]))
                 }
                 Some(_) | None => None,
             }
         };
-        if recorded().is_none_or(|(_, limits)| are_of(found, limits)) {
+        let is_unchanged = |wanted| found.is_some_and(|found| other_than(wanted, found).is_none());
+        if recorded().is_none_or(|(_, wanted)| is_unchanged(wanted)) {
             return Ok(None);
         }
         let Some(_guard) = self.locks.try_lock(id) else { return Ok(None) };
-        let Some((project, limits)) = recorded() else { return Ok(None) };
+        let Some((project, wanted)) = recorded() else { return Ok(None) };
         let quota = self.quotas.quota(project)?;
-        Ok((!are_of(quota.limits, limits) && !is_confined(quota)).then_some(quota.limits))
+        Ok(other_than(wanted, &quota).filter(|_| !is_confined(quota)))
     }
 
     /// Volume that contains an open file or directory of the data disk, by its project. The volume may be in the trash.
@@ -183,6 +185,12 @@ impl Store {
 
 /// Largest block of XFS. Limits are rounded up to whole blocks.
 const BLOCK: Bytes = Bytes::new(64 << 10);
+
+/// The first of the limits of the kernel, and of those that `statfs` shows, that are not the wanted ones.
+fn other_than(wanted: [Limits; 2], found: &Quota) -> Option<Limits> {
+    let mut both = [found.limits, found.shown].into_iter().zip(wanted);
+    both.find(|(found, wanted)| !are_of(*found, *wanted)).map(|(found, _)| found)
+}
 
 /// Whether the limits of the kernel are the wanted ones.
 fn are_of(found: Limits, wanted: Limits) -> bool {

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::{Arc, Weak};
 
 use dir::Dir;
-use fsquota::{FsError, Limits};
+use fsquota::{FsError, Quota};
 use loopdev::{Attached, Backing, FileId, Number};
 use tracing::{error, warn};
 use units::Bytes;
@@ -411,8 +411,8 @@ impl Host for Linux {
         self.volumes.faults().map(drop)
     }
 
-    fn limits_changed(&self, id: &VolumeId, limits: Limits) -> bool {
-        self.volumes.changed_limits(id, limits).is_ok_and(|changed| changed.is_some())
+    fn limits_changed(&self, id: &VolumeId, found: &Quota) -> bool {
+        self.volumes.changed_limits(id, Some(found)).is_ok_and(|changed| changed.is_some())
     }
 
     fn grow(&self, id: &VolumeId) -> Result<Option<Bytes>, ActError> {

@@ -91,11 +91,11 @@ impl FakeHost {
     /// A host with one filesystem volume of 1 GiB for each name.
     pub fn with_volumes(names: &[&str]) -> Self {
         let host = Self::default();
-        let limits = Limits { bytes: Some(Bytes::GIB), inodes: Some(Inodes::new(1000)) };
+        let shown = Limits { bytes: Some(Bytes::GIB), inodes: Some(Inodes::new(1000)) };
         let quota = Quota {
             id: NonZeroU32::new(7).and_then(|id| ProjectId::new(id.get())).expect("a project"),
-            limits,
-            shown: limits,
+            limits: Limits { bytes: Some(Bytes::TIB), ..shown },
+            shown,
             used: Usage { bytes: Bytes::MIB, inodes: Inodes::new(1) },
         };
         host.state().volumes.extend(names.iter().map(|name| (id(name), Content::Directory(quota))));
@@ -299,7 +299,7 @@ impl Host for FakeHost {
         Ok(())
     }
 
-    fn limits_changed(&self, _: &VolumeId, _: Limits) -> bool {
+    fn limits_changed(&self, _: &VolumeId, _: &Quota) -> bool {
         false
     }
 

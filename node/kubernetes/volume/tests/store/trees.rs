@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use dir::Ensured;
 use ktest_support::{Writer, mount_cgroups, numbers, this_program};
 use nix::errno::Errno;
+use nix::sys::statvfs::statvfs;
 use nix::unistd::syncfs;
 use reflink::for_each_shared;
 use units::{Bytes, Inodes};
@@ -137,10 +138,24 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     assert_eq!(begun.state, State::Staged);
     assert!((before..=SystemTime::now()).contains(&tree_of(&begun)));
     assert!(shared(&node.path("staging", &snapshot)) > Bytes::new(10 << 20));
-    let quota = node.store.announced(&source).unwrap().quota().unwrap();
-    assert_eq!(quota.limits.bytes, Some(FULL), "statistics show the size");
-    assert_eq!(node.store.changed_limits(&source, quota.limits).unwrap(), None);
+    let quota = |node: &Node| node.store.announced(&source).unwrap().quota().unwrap();
+    let shows_its_size = |node: &Node| {
+        let (seen, quota) = (statvfs(&top).unwrap(), quota(node));
+        assert_eq!((seen.blocks() * seen.fragment_size(), seen.files()), (FULL.get(), INODES.get()));
+        assert_eq!((quota.shown.bytes, quota.shown.inodes), (Some(FULL), Some(INODES)), "statistics show the size");
+        assert_eq!(node.store.changed_limits(&source, Some(&quota)).unwrap(), None);
+    };
+    shows_its_size(&node);
+    // An earlier release showed the raised limit.
+    let raised = node.limits(from.project);
+    fsquota::set_limits(File::open(node.disk.path()).unwrap(), from.project, raised).unwrap();
+    assert_eq!(node.store.changed_limits(&source, Some(&quota(&node))).unwrap(), Some(raised));
+    let node = node.restarted();
+    without_pods(&node.store);
+    assert_eq!(node.limits(from.project), raised);
+    shows_its_size(&node);
     overwrite(&top, 2);
+    shows_its_size(&node);
     let record = taken(&node, &source, "snapshot-1");
     assert_eq!(tree_of(&record), tree_of(&begun), "the instant stays");
     overwrite(&top, 3);
