@@ -18,6 +18,7 @@ use volume::{Copying, Drifted, SourcePauses, VolumeGuard, VolumeId, VolumeLocks,
 use crate::Metrics;
 use crate::backoff::Attempts;
 use crate::claim::apply::CreatedPvs;
+use crate::claim::ended::EndedClaims;
 use crate::claim::plan;
 use crate::classes::Classes;
 use crate::discard::queue::DiscardQueue;
@@ -164,6 +165,7 @@ pub(crate) struct Provisioner {
     pub(crate) group_version: Mutex<GroupVersion>,
     pub(crate) classes: Classes,
     pub(crate) created: CreatedPvs,
+    pub(crate) ended: EndedClaims,
     pub(crate) events: Events,
     pub(crate) attempts: Attempts,
     /// One pass at a time per volume.
@@ -189,6 +191,7 @@ impl Provisioner {
             group_version: Mutex::default(),
             classes: Classes::default(),
             created: CreatedPvs::default(),
+            ended: EndedClaims::default(),
             attempts: Attempts::new(metrics.clone()),
             locks: VolumeLocks::default(),
             places: Places::default(),

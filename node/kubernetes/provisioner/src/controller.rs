@@ -70,9 +70,10 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
         let watched = Watched { writer: Writer::default(), what: "claims", parallel };
-        let keeper = Arc::clone(&context);
+        let (observer, keeper) = (Arc::clone(&context), Arc::clone(&context));
         let events = watcher(api, watcher::Config::default())
             .modify(arrival::trim_claim)
+            .inspect_ok(move |event| observer.ended.observe(event, &observer.node))
             .try_filter_map(move |event| future::ready(Ok(arrival::only(event, |claim| keeper.is_relevant(claim)))));
         let (reconcile, failed) = (claim::apply::reconcile_claim, claim::apply::failed);
         let context = Arc::clone(&context);

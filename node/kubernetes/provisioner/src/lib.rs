@@ -18,6 +18,7 @@ mod claim {
     pub(crate) mod apply;
     pub(crate) mod bound;
     pub(crate) mod conditions;
+    pub(crate) mod ended;
     pub(crate) mod plan;
     pub(crate) mod source;
 }

@@ -1,5 +1,6 @@
 //! Compares disk and cluster in both directions, at start and every 5 to 10 minutes. A volume that another pass
-//! has at this moment is compared 5 to 10 seconds later, without another list.
+//! has at this moment is compared 5 to 10 seconds later, without another list. A volume whose claim ends before it is
+//! bound is compared at once.
 //!
 //! | on the disk | in the cluster | action |
 //! |---|---|---|
@@ -62,11 +63,11 @@ struct Findings {
     left_out: LeftOut,
 }
 
-/// Volumes that other passes had during the comparison.
+/// Volumes that other passes had during the comparison, and those whose claims ended after it.
 #[derive(Debug, Default)]
 struct LeftOut {
     /// Volumes whose PV may not exist.
-    staged: BTreeMap<VolumeId, Record>,
+    staged: BTreeSet<VolumeId>,
     /// Volumes that the disk may not have, with their PVs.
     missing: BTreeMap<VolumeId, Vec<ListedPv>>,
 }
@@ -113,8 +114,9 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
                 () = sleep_until(wake) => {}
+                () = provisioner.ended.added.notified() => {}
             }
-            if wake < next
+            if Instant::now() < next
                 && let Err(error) = cx.round(provisioner.look_again(&mut reported), Result::is_ok).await
             {
                 let error: &dyn std::error::Error = &error;
@@ -148,11 +150,9 @@ impl Provisioner {
         let (since, mut left_out) = (Instant::now(), LeftOut::default());
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
-            let staged =
-                readable.iter().filter(|(_, record)| record.state == State::Staged && record.owner.is_provisioner());
-            for (id, record) in staged {
-                if !self.settle_staged(id, record).await? {
-                    left_out.staged.insert(id.clone(), record.clone());
+            for (id, _) in readable.iter().filter(|(_, record)| is_staged(record)) {
+                if !self.settle_staged(id).await? {
+                    left_out.staged.insert(id.clone());
                 }
             }
             for id in retired.iter().filter(|id| !listing.has(id)) {
@@ -236,10 +236,11 @@ impl Provisioner {
         }
     }
 
-    /// Looks again at the volumes that other passes had.
+    /// Looks again at the volumes that other passes had, and at those whose claims have ended.
     async fn look_again(&self, reported: &mut Findings) -> Result<(), Error> {
-        for (id, record) in reported.left_out.staged.clone() {
-            if self.settle_staged(&id, &record).await? {
+        reported.left_out.staged.extend(self.ended.take());
+        for id in reported.left_out.staged.clone() {
+            if self.settle_staged(&id).await? {
                 reported.left_out.staged.remove(&id);
             }
         }
@@ -256,8 +257,11 @@ impl Provisioner {
     }
 
     /// Completes or undoes a volume whose PV may not exist. `false` if another pass has it.
-    async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<bool, Error> {
+    async fn settle_staged(&self, id: &VolumeId) -> Result<bool, Error> {
         let Some(_guard) = self.locks.try_lock(id) else { return Ok(false) };
+        // Another pass may have announced or undone it. The next sweep reports an unreadable record.
+        let record = self.on_volume(id, |store, id| store.record(id)).await?.unwrap_or_default();
+        let Some(record) = record.filter(is_staged) else { return Ok(true) };
         if self.is_waiting(&record.claim).await? {
             return Ok(true);
         }
@@ -326,6 +330,10 @@ fn is_plausible(listing: &Listing, records: &BTreeMap<VolumeId, Record>) -> bool
     !listing.is_empty || records.values().all(|record| record.state == State::Staged || !record.owner.is_provisioner())
 }
 
+fn is_staged(record: &Record) -> bool {
+    record.state == State::Staged && record.owner.is_provisioner()
+}
+
 /// Announced volumes that are not in the trash and have no PV.
 fn orphans(
     records: &BTreeMap<VolumeId, Record>,
@@ -343,10 +351,11 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use envtest::FakeVolumes;
-    use http::{Request, Response};
+    use http::{Request, Response, StatusCode};
     use k8s_openapi::api::core::v1::PersistentVolume;
     use kube::Client;
     use kube::client::Body;
+    use kube::runtime::watcher::Event;
     use serde_json::json;
     use supervisor::Supervisor;
     use tokio::time::sleep;
@@ -373,17 +382,22 @@ mod tests {
         listing::tests::pv(name, name, NODE)
     }
 
-    /// Client of an API server that has only this PV. `lists` counts the lists of PVs.
-    fn api_server(pv: &PersistentVolume, lists: Arc<AtomicU32>) -> Client {
-        let pv = serde_json::to_value(pv).expect("a PV");
+    /// Client of an API server that has only these PVs. `lists` counts the lists of PVs.
+    fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
+        let pvs: Vec<_> = pvs.iter().map(|pv| serde_json::to_value(pv).expect("a PV")).collect();
         let service = service_fn(move |request: Request<Body>| {
-            let answer = if request.uri().path() == "/api/v1/persistentvolumes" {
-                lists.fetch_add(1, Ordering::Relaxed);
-                json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": [pv]})
-            } else {
-                pv.clone()
+            let found = match request.uri().path().strip_prefix("/api/v1/persistentvolumes") {
+                Some("") => {
+                    lists.fetch_add(1, Ordering::Relaxed);
+                    Some(json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": pvs}))
+                }
+                Some(name) => pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')).cloned(),
+                None => None,
             };
-            let response = Response::new(Body::from(answer.to_string().into_bytes()));
+            let status = if found.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
+            let content = found.unwrap_or_else(|| json!({"kind": "Status", "code": 404, "reason": "NotFound"}));
+            let mut response = Response::new(Body::from(content.to_string().into_bytes()));
+            *response.status_mut() = status;
             async move { Ok::<_, Infallible>(response) }
         });
         Client::new(service, "default")
@@ -393,7 +407,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_volume_that_another_pass_has_is_looked_at_again_soon() {
         let (lost, lists) = (id("pvc-lost"), Arc::<AtomicU32>::default());
-        let client = api_server(&pv("pvc-lost"), Arc::clone(&lists));
+        let client = api_server(&[pv("pvc-lost")], Arc::clone(&lists));
         let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
         let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
         let pass = provisioner.locks.try_lock(&lost).expect("no other pass");
@@ -414,6 +428,38 @@ mod tests {
         sleep(INTERVAL).await;
         assert!(lists.load(Ordering::Relaxed) > 1);
         assert!(provisioner.events.queue.next().is_none());
+        tree.stop(INTERVAL).await.expect("it ends");
+    }
+
+    /// Regression: the volume kept its reservation until the next comparison.
+    #[tokio::test(start_paused = true)]
+    async fn the_staged_volume_of_a_deleted_claim_is_undone_soon() {
+        let (staged, lists) = (id("pvc-u"), Arc::<AtomicU32>::default());
+        let client = api_server(&[], Arc::clone(&lists));
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
+        let shared = Arc::clone(&provisioner);
+        let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+        sleep(LOOK_AGAIN).await;
+        let end_claim = || {
+            disk.put(&staged, record(State::Staged));
+            let claim = json!({"metadata": {"name": "data", "namespace": "shop", "uid": "u", "annotations": {
+                "volume.kubernetes.io/storage-provisioner": "local.granary.dev",
+                "volume.kubernetes.io/selected-node": NODE,
+            }}});
+            provisioner.ended.observe(&Event::Delete(serde_json::from_value(claim).expect("a claim")), NODE);
+        };
+        end_claim();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(disk.record(&staged), None);
+        let pass = provisioner.locks.try_lock(&staged).expect("no other pass");
+        end_claim();
+        sleep(LOOK_AGAIN * 3).await;
+        assert!(disk.record(&staged).is_some(), "the pass may be creating the PV");
+        drop(pass);
+        sleep(LOOK_AGAIN).await;
+        assert_eq!(disk.record(&staged), None);
+        assert_eq!(lists.load(Ordering::Relaxed), 1);
         tree.stop(INTERVAL).await.expect("it ends");
     }
 

@@ -89,14 +89,19 @@ pub(crate) enum Rejection {
 /// Returns `None` if the claim does not wait for this node.
 pub(crate) fn assigned(claim: &PersistentVolumeClaim, node: &str) -> Option<AssignedClaim> {
     let meta = &claim.metadata;
-    if !selected(claim, node) || meta.deletion_timestamp.is_some() || volume_name(claim).is_some() {
-        return None;
-    }
+    let id = unbound_volume(claim, node).filter(|_| meta.deletion_timestamp.is_none())?;
     let claim_ref = Claim { uid: meta.uid.clone()?, namespace: meta.namespace.clone()?, name: meta.name.clone()? };
-    let id = format!("pvc-{}", claim_ref.uid).parse().ok()?;
     let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.clone());
     let class = class.or_else(|| annotation(claim, OLD_CLASS).map(str::to_owned)).filter(|class| !class.is_empty());
     Some(AssignedClaim { id, claim: claim_ref, class })
+}
+
+/// Volume that this node creates for a claim that is not bound, also if the claim is being deleted.
+pub(crate) fn unbound_volume(claim: &PersistentVolumeClaim, node: &str) -> Option<VolumeId> {
+    if !selected(claim, node) || volume_name(claim).is_some() {
+        return None;
+    }
+    format!("pvc-{}", claim.metadata.uid.as_deref()?).parse().ok()
 }
 
 /// Returns `None` if the class is of another provisioner, or a volume populator creates the claim's volume.

@@ -43,14 +43,21 @@ pub async fn a_source_may_be_deleted_while_its_blocks_are_copied(cluster: Arc<Cl
     let node = Node::start(&cluster, "outlived").await?;
     let source = node.provisioned("data", json!({"volumeMode": "Block"})).await?;
     node.volumes.set_passes(u32::MAX);
-    let clone = node.claim_here("copy", clone_of("data")).await?;
-    let copy = id_of(&clone.uid().unwrap_or_default())?;
-    until("a clone in part", async || {
-        let record = node.volumes.record(&copy);
-        let has_begun = record.as_ref().is_some_and(|record| record.cloning.is_some());
-        Ok((!has_begun).then(|| format!("{record:?}")))
+    let mut copies = Vec::new();
+    for name in ["copy", "dropped"] {
+        let clone = node.claim_here(name, clone_of("data")).await?;
+        copies.push(id_of(&clone.uid().unwrap_or_default())?);
+    }
+    until("two clones in part", async || {
+        let records: Vec<_> = copies.iter().map(|copy| node.volumes.record(copy)).collect();
+        let have_begun = records.iter().all(|record| record.as_ref().is_some_and(|record| record.cloning.is_some()));
+        Ok((!have_begun).then(|| format!("{records:?}")))
     })
     .await?;
+    // The reservation of a clone ends with its claim.
+    node.claims().delete("dropped", &DeleteParams::default()).await?;
+    until("the end of the record", async || Ok(node.volumes.record(&copies[1]).map(|record| format!("{record:?}"))))
+        .await?;
     node.delete("data", &source).await?;
     node.volumes.set_passes(0);
     node.bound("copy").await?;
