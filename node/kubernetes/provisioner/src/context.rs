@@ -70,7 +70,8 @@ impl Outcome {
     }
 }
 
-/// Permission for a pass to begin. A pass that clones content also has the locks of its sources.
+/// Permission for the disk call of a pass. A pass that clones content also has the locks of its sources. The pass drops
+/// it before its next request: the API server may not answer, and other passes need places and sources.
 #[must_use = "other passes have the sources when this is dropped"]
 pub(crate) struct CloneTurn<'a> {
     _content: Option<(SemaphorePermit<'a>, Vec<VolumeGuard>)>,
@@ -242,8 +243,14 @@ impl Provisioner {
         Some(CloneTurn { _content: content })
     }
 
+    /// Whether a removal can begin now. A pass that lists contents before its removal checks this first: a pass that
+    /// waits for a place is repeated every second, and would list as often.
+    pub(crate) fn has_removal_place(&self) -> bool {
+        self.places.removals.available_permits() > 0
+    }
+
     /// Requests a place for the removal of snapshots, or of the copy of an unfinished rollback. Without a place, the
-    /// pass ends with [`Outcome::Occupied`].
+    /// pass ends with [`Outcome::Occupied`]. The pass sends no request while it has the place.
     pub(crate) fn removal_place(&self) -> Option<SemaphorePermit<'_>> {
         self.places.removals.try_acquire().ok()
     }

@@ -22,7 +22,7 @@ use crate::claim::bound;
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection, Source};
 use crate::claim::source::{self, CloneError, Obstacle};
 use crate::class;
-use crate::context::{Outcome, Provisioner};
+use crate::context::{CloneTurn, Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
@@ -144,11 +144,11 @@ impl Provisioner {
         };
         // This pass already has the lock of its own volume.
         let source = request.volume.source.as_ref().filter(|source| **source != request.id);
-        let Some(_turn) = self.clone_turn(is_new, source) else { return Ok(Outcome::Occupied) };
+        let Some(turn) = self.clone_turn(is_new, source) else { return Ok(Outcome::Occupied) };
         if is_new && !self.attempts.is_failing(&backoff_key(claim)) {
             self.events.provisioning(claim, &self.node);
         }
-        let mut work = pin!(self.create_volume(&request));
+        let mut work = pin!(self.create_volume(&request, turn));
         let (record, created) = match timeout(SLOW, &mut work).await {
             Ok(done) => done?,
             Err(_) => {
@@ -263,7 +263,11 @@ impl Provisioner {
         found.map(Arc::new).ok_or_else(|| Error::UnknownClass { class: class.clone() })
     }
 
-    async fn create_volume(&self, request: &ProvisionRequest) -> Result<(Record, Ensured<()>), Error> {
+    async fn create_volume(
+        &self,
+        request: &ProvisionRequest,
+        turn: CloneTurn<'_>,
+    ) -> Result<(Record, Ensured<()>), Error> {
         let (wanted, io) = (request.volume.clone(), request.attributes_class.as_ref().map(|_| request.io));
         let provision = move |store: &dyn Volumes, id: &VolumeId| {
             let record = store.provision(id, &wanted)?;
@@ -271,6 +275,7 @@ impl Provisioner {
             io.map_or(Ok(record), |io| store.limit_io(id, io))
         };
         let record = self.on_volume(&request.id, provision).await?;
+        drop(turn);
         let record = record.map_err(Error::of_claim)?.into_inner();
         let created = self.create_pv(request, &record).await?;
         self.on_volume(&request.id, |store, id| store.announce(id)).await?.map_err(Error::of_claim)?;
@@ -327,5 +332,60 @@ impl Provisioner {
             .await
             .map_err(api("return the claim to the scheduler"))?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::future;
+
+    use envtest::FakeVolumes;
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use tower::service_fn;
+    use units::Bytes;
+    use volume::{Allocation, IoLimits, Mode, Owner, State};
+
+    use super::*;
+    use crate::Metrics;
+    use crate::claim::plan::AccessMode;
+    use crate::class::ReclaimPolicy;
+    use crate::fixture::{self, id};
+
+    /// Regression: a clone kept its place, and the lock of its source, until the API server answered.
+    #[tokio::test(start_paused = true)]
+    async fn other_clones_begin_while_the_api_server_does_not_answer() {
+        let silent = service_fn(|_: Request<Body>| future::pending::<Result<Response<Body>, Infallible>>());
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+        let (source, copy) = (id("pvc-source"), id("pvc-copy"));
+        let mode = Mode::Block { allocation: Allocation::Thick };
+        disk.put(&source, fixture::record(mode, State::Announced));
+        let client = Client::new(silent, "default");
+        let provisioner = Provisioner::new(client, "granary".to_owned(), disk.clone(), Metrics::default());
+        let request = ProvisionRequest {
+            id: copy.clone(),
+            volume: volume::Request {
+                claim: Claim { uid: "copy".into(), namespace: "shop".into(), name: "copy".into() },
+                owner: Owner::Provisioner,
+                class: "local".into(),
+                mode,
+                size: Bytes::GIB,
+                source: Some(source.clone()),
+            },
+            source: Some(Source::Claim("source".into())),
+            attributes_class: None,
+            io: IoLimits::NONE,
+            access_modes: vec![AccessMode::ReadWriteOnce],
+            reclaim: ReclaimPolicy::Delete,
+        };
+        let turn = provisioner.clone_turn(true, [&source]).expect("no other pass");
+        let mut pass = pin!(provisioner.create_volume(&request, turn));
+        assert!(timeout(SLOW, &mut pass).await.is_err(), "the PV is created without an answer");
+        assert!(disk.record(&copy).is_some());
+        // As many clones as there are places.
+        let turns = [&source, &id("pvc-other")].map(|source| provisioner.clone_turn(true, [source]));
+        assert!(turns.iter().all(Option::is_some));
     }
 }

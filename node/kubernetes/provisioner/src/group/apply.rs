@@ -141,10 +141,11 @@ impl Provisioner {
         };
         members.values_mut().for_each(|member| member.sharing = sharing);
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
-        let Some(_turn) = self.clone_turn(may_clone, &sources) else { return Ok(Outcome::Occupied) };
+        let Some(turn) = self.clone_turn(may_clone, &sources) else { return Ok(Outcome::Occupied) };
         self.copies.begin_pass(&id);
         let want = GroupRequest { id: id.clone(), members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
+        drop(turn);
         let taken = taken.map_err(|error| match error {
             volume::Error::Removed { id } => Error::GroupRejected(GroupRejection::Removed(id)),
             error => Error::of_claim(error),
@@ -184,7 +185,9 @@ impl Provisioner {
 
     async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(ids) else { return Ok(Outcome::Occupied) };
-        let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
+        if !self.has_removal_place() {
+            return Ok(Outcome::Occupied);
+        }
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
         let handle = content.handle();
         for other in all.iter().filter(|other| other.is_of_driver()) {
@@ -200,10 +203,12 @@ impl Provisioner {
                 return Err(Error::SharedSnapshot { other: other.name_any(), id });
             }
         }
+        let Some(place) = self.removal_place() else { return Ok(Outcome::Occupied) };
         for id in ids {
             info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
             self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         }
+        drop(place);
         if let Some(group) = handle.and_then(|handle| handle.parse().ok()) {
             self.copies.begin_pass(&group);
         }

@@ -159,9 +159,10 @@ impl Provisioner {
                 found => SnapshotParameters { max_pause: want.max_pause, sharing: want.sharing } = found?,
             }
         }
-        let Some(_turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
+        let Some(turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
         self.copies.begin_pass(id);
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
+        drop(turn);
         let Taken { snapshots: record, copying } = taken.map_err(Error::of_claim)?;
         self.write_state(content, id, &record).await?;
         if is_new {
@@ -202,7 +203,9 @@ impl Provisioner {
 
     /// Deletes the snapshot. The caller has the lock of the snapshot.
     async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Outcome, Error> {
-        let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
+        if !self.has_removal_place() {
+            return Ok(Outcome::Occupied);
+        }
         // An administrator may have created a second content for the snapshot.
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
         let is_other = |other: &&Content| {
@@ -212,9 +215,11 @@ impl Provisioner {
             return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
         }
         self.end_rollback_of(id).await?;
+        let Some(place) = self.removal_place() else { return Ok(Outcome::Occupied) };
         info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
         self.copies.begin_pass(id);
         let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
+        drop(place);
         if removed == Ensured::Created(()) {
             info!(snapshot = %id, "snapshot removed");
         }
@@ -286,5 +291,63 @@ impl Provisioner {
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref());
         let report = || self.events.snapshot_failed(content, error);
         show_failure(&self.contents, content, shown, error, report).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+    use std::{future, iter};
+
+    use cluster::snapshot::BEING_DELETED;
+    use envtest::FakeVolumes;
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use tokio::time::timeout;
+    use tower::service_fn;
+    use units::Bytes;
+    use volume::DRIVER_NAME;
+
+    use super::*;
+    use crate::Metrics;
+
+    const NODE: &str = "granary";
+
+    fn deleted_content(uid: &str) -> Arc<Content> {
+        let content = json!({
+            "metadata": {
+                "name": uid, "uid": uid, "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [PROTECTION],
+                "labels": {MANAGED_BY: NODE}, "annotations": {BEING_DELETED: "yes"},
+            },
+            "spec": {"driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandle": "pvc-1"}},
+        });
+        Arc::new(serde_json::from_value(content).expect("a content"))
+    }
+
+    /// Regression: four deletions kept all places until the API server answered.
+    #[tokio::test(start_paused = true)]
+    async fn other_snapshots_are_removed_while_a_list_has_no_answer() {
+        let requests = Arc::<AtomicU32>::default();
+        let counter = Arc::clone(&requests);
+        let silent = service_fn(move |_: Request<Body>| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            future::pending::<Result<Response<Body>, Infallible>>()
+        });
+        let (client, disk) = (Client::new(silent, "default"), Arc::new(FakeVolumes::with_size(Bytes::GIB)));
+        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
+        let all_places = || iter::from_fn(|| provisioner.removal_place()).collect::<Vec<_>>();
+        let count = all_places().len();
+        let mut first = Box::pin(reconcile_content(deleted_content("first"), Arc::clone(&provisioner)));
+        assert!(timeout(Duration::from_secs(1), &mut first).await.is_err());
+        assert_eq!(requests.load(Ordering::Relaxed), 1);
+        let places = all_places();
+        assert_eq!(places.len(), count);
+        // A pass that waits for a place sends no request.
+        let second = reconcile_content(deleted_content("second"), Arc::clone(&provisioner)).await;
+        assert_eq!(second.expect("it waits"), Outcome::Occupied.action());
+        assert_eq!(requests.load(Ordering::Relaxed), 1);
     }
 }
