@@ -37,7 +37,8 @@ pub fn is_missing(error: &kube::Error) -> bool {
 pub struct Deadlines {
     /// Deadline of the complete response to a request about one object.
     pub object: Duration,
-    /// Deadline of the complete response to a list of objects.
+    /// Deadline of the complete response to a list of objects, or to a page of it. The API server itself ends a request
+    /// after 60 s (`--request-timeout`).
     pub list: Duration,
     /// Limit of a watch without data: the watch ends without an error, and its caller opens it again. The API server
     /// sends a bookmark every minute, but none with the version at which the watch began: the watch of a kind whose
@@ -52,7 +53,8 @@ pub struct Deadlines {
 impl Default for Deadlines {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { object: seconds(30), list: seconds(120), idle: seconds(75), pooled: seconds(45) }
+        // A list without a response, and the pause before the next one, take less than a minute.
+        Self { object: seconds(30), list: seconds(45), idle: seconds(75), pooled: seconds(45) }
     }
 }
 
