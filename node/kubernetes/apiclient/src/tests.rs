@@ -5,12 +5,16 @@ use std::io;
 use std::pin::pin;
 
 use futures::StreamExt as _;
+use http::Uri;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume};
 use kube::Api;
 use kube::api::{ListParams, WatchParams};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::{KeepAlive, TcpKeepCount, TcpKeepIdle, TcpKeepInterval, TcpUserTimeout};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
+use tower::ServiceExt as _;
 
 use super::*;
 
@@ -151,6 +155,20 @@ async fn a_connection_is_not_kept_until_the_server_closes_it() {
     assert_eq!(end.map_err(|error| error.kind()), Err(io::ErrorKind::UnexpectedEof));
     // IdleTimeout of k8s.io/apiserver/pkg/server/secure_serving.go.
     assert!(Deadlines::default().pooled < Duration::from_secs(90));
+}
+
+#[tokio::test]
+async fn a_dead_connection_ends_after_a_minute_with_and_without_data_in_flight() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+    let uri: Uri = format!("http://{}", listener.local_addr().expect("its address")).parse().expect("a URI");
+    let connection = connector(None).oneshot(uri).await.expect("a connection").into_inner();
+    assert_eq!(getsockopt(&connection, KeepAlive), Ok(true));
+    let idle = getsockopt(&connection, TcpKeepIdle).expect("an option of TCP");
+    let interval = getsockopt(&connection, TcpKeepInterval).expect("an option of TCP");
+    let probes = getsockopt(&connection, TcpKeepCount).expect("an option of TCP");
+    assert_eq!((idle, interval, probes), (30, 10, 3));
+    // In milliseconds. This limit also ends a connection with unacknowledged data.
+    assert_eq!(getsockopt(&connection, TcpUserTimeout), Ok(60_000));
 }
 
 /// The paused clock advances when both sides wait for it.
