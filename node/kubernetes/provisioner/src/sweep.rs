@@ -356,7 +356,7 @@ mod tests {
     use kube::Client;
     use kube::client::Body;
     use kube::runtime::watcher::Event;
-    use serde_json::json;
+    use serde_json::{Value, json};
     use supervisor::Supervisor;
     use tokio::time::sleep;
     use tower::service_fn;
@@ -382,15 +382,28 @@ mod tests {
         listing::tests::pv(name, name, NODE)
     }
 
+    /// A page of a list, with one PV. The token of the next page is its number. `lists` counts the first pages.
+    fn page(pvs: &[Value], query: &str, lists: &AtomicU32) -> Value {
+        let number: usize = match query.split('&').find_map(|pair| pair.strip_prefix("continue=")) {
+            Some(token) => token.parse().expect("a token of this server"),
+            None => {
+                lists.fetch_add(1, Ordering::Relaxed);
+                0
+            }
+        };
+        let next = (number + 1 < pvs.len()).then(|| (number + 1).to_string());
+        json!({
+            "kind": "PersistentVolumeList", "apiVersion": "v1",
+            "metadata": {"continue": next}, "items": pvs.get(number).as_slice(),
+        })
+    }
+
     /// Client of an API server that has only these PVs. `lists` counts the lists of PVs.
     fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
         let pvs: Vec<_> = pvs.iter().map(|pv| serde_json::to_value(pv).expect("a PV")).collect();
         let service = service_fn(move |request: Request<Body>| {
             let found = match request.uri().path().strip_prefix("/api/v1/persistentvolumes") {
-                Some("") => {
-                    lists.fetch_add(1, Ordering::Relaxed);
-                    Some(json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": pvs}))
-                }
+                Some("") => Some(page(&pvs, request.uri().query().unwrap_or_default(), &lists)),
                 Some(name) => pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')).cloned(),
                 None => None,
             };
@@ -401,6 +414,20 @@ mod tests {
             async move { Ok::<_, Infallible>(response) }
         });
         Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn a_pv_on_a_later_page_keeps_its_volume() {
+        let lists = Arc::<AtomicU32>::default();
+        let client = api_server(&["pvc-1", "pvc-2", "pvc-3"].map(pv), Arc::clone(&lists));
+        let disk = FakeVolumes::with_size(Bytes::GIB);
+        for volume in ["pvc-1", "pvc-2"] {
+            disk.put(&id(volume), record(State::Announced));
+        }
+        let provisioner = Provisioner::new(client, NODE.to_owned(), Arc::new(disk), Metrics::default());
+        let found = provisioner.sweep(&Findings::default()).await.expect("a comparison");
+        assert_eq!((found.orphans, found.lost), (BTreeSet::new(), [id("pvc-3")].into()));
+        assert_eq!(lists.load(Ordering::Relaxed), 1);
     }
 
     /// Regression: the volume was looked at again only in the next comparison.
