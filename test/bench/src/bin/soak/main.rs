@@ -193,7 +193,8 @@ impl Soak {
             Ok::<_, Failure>(())
         };
         let (lived, disturbed) = futures::join!(tenants, disturb);
-        disturbed.and(lived.map(drop))
+        disturbed.and(lived.map(drop))?;
+        world.fill_disk(round).await
     }
 
     fn census(&self) -> Result<Census, Failure> {

@@ -54,7 +54,8 @@ pub(crate) fn serve(settings: Settings) -> Result<(), Failure> {
     let runtime = runtime.worker_threads(2).thread_keep_alive(Duration::from_millis(100)).enable_all().build()?;
     runtime.block_on(async {
         let Settings { api, root } = settings;
-        let store = Arc::new(Store::open(&Dir::open(&root.join("volumes"))?, volume::Settings::default())?);
+        let settings = volume::Settings { overcommit: "2".parse()?, ..volume::Settings::default() };
+        let store = Arc::new(Store::open(&Dir::open(&root.join("volumes"))?, settings)?);
         let (kubelet, registry) = (root.join("kubelet"), Registry::new());
         let host = csi::Linux::new(&kubelet, Arc::clone(&store));
         let plugin = Arc::new(Plugin::new(csi::Settings::new(&kubelet, NODE, "0.0.0"), host, &registry)?);

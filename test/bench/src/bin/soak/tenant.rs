@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use conformity::remove_directories;
 use crash::random::Random;
+use nix::sys::statvfs::statvfs;
 use proto::csi::node_client::NodeClient;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability};
@@ -28,6 +29,11 @@ const SELECTED_NODE: &str = cluster::claim::SELECTED_NODE;
 const MIB: u64 = 1 << 20;
 /// Larger than the disk, in MiB.
 const TOO_LARGE: u64 = 1 << 20;
+/// Size of the volume whose pod fills the disk, in MiB: more than twice the space of the volumes of a round, some of
+/// which may still be removed.
+const OVERCOMMITTED: u64 = 256;
+/// Space that is left for this pod, in MiB. To allocate an image, XFS needs more than its size.
+const UNALLOCATED: u64 = 24;
 /// Pause before the kubelet repeats a failed call.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -66,8 +72,7 @@ impl World {
             self.reject(&name, class, is_block).await?;
         }
         let size = mebibytes(random, 6);
-        let volume = self.provision(&name, class, is_block, size).await?;
-        let mut tenant = Tenant { world: self, name, volume, is_block, size };
+        let mut tenant = self.provision(name, class, is_block, size).await?;
         for _ in 0..2 + random.below(3) {
             match random.below(4) {
                 0 => tenant.expand(None, mebibytes(random, 3)).await?,
@@ -82,11 +87,24 @@ impl World {
                 }
             }
         }
-        let Tenant { name, volume, .. } = tenant;
-        self.server.delete(CLAIMS, &name)?;
-        self.server.until((PVS, &*volume), "deleted", |pv| pv.is_none().then_some(())).await?;
-        self.count();
-        Ok(())
+        tenant.delete().await
+    }
+
+    /// Fills the disk before the volume of a pod is full, because their space is overcommitted. The deletion of another
+    /// volume frees the disk.
+    pub(crate) async fn fill_disk(&self, round: u32) -> Result<(), Failure> {
+        let files = self.provision(format!("files-{round}"), "thin", false, OVERCOMMITTED).await?;
+        let pod = files.publish().await?;
+        let disk = statvfs(&self.kubelet)?;
+        let free = disk.blocks_available() * disk.fragment_size() / MIB;
+        let image = self.provision(format!("image-{round}"), "thick", true, free.saturating_sub(UNALLOCATED)).await?;
+        let written = files.fill(&pod).await?;
+        if written > OVERCOMMITTED / 4 * 3 {
+            return Err(format!("{written} MiB were written to a disk with {UNALLOCATED} MiB").into());
+        }
+        image.delete().await?;
+        files.unpublish(pod).await?;
+        files.delete().await
     }
 
     /// Creates a claim that does not fit on the disk, and waits until the provisioner returns it to the scheduler.
@@ -100,12 +118,12 @@ impl World {
         Ok(())
     }
 
-    async fn provision(&self, name: &str, class: &str, is_block: bool, size: u64) -> Result<String, Failure> {
-        self.server.create(CLAIMS, claim(name, class, is_block, size))?;
+    async fn provision(&self, name: String, class: &str, is_block: bool, size: u64) -> Result<Tenant<'_>, Failure> {
+        self.server.create(CLAIMS, claim(&name, class, is_block, size))?;
         let volume = |claim: Option<&Value>| Some(claim?["spec"]["volumeName"].as_str()?.to_owned());
-        let volume = self.server.until((CLAIMS, name), "bound", volume).await?;
+        let volume = self.server.until((CLAIMS, &*name), "bound", volume).await?;
         self.count();
-        Ok(volume)
+        Ok(Tenant { world: self, name, volume, is_block, size })
     }
 
     /// Repeats a call of the kubelet until it succeeds.
@@ -171,12 +189,20 @@ impl Tenant<'_> {
         Ok(remove_directories(&directory)?)
     }
 
-    /// Writes until the volume is full.
-    async fn fill(&self, pod: &Pod) -> Result<(), Failure> {
+    /// Writes until the volume or the disk is full. Returns the written MiB.
+    async fn fill(&self, pod: &Pod) -> Result<u64, Failure> {
         let (target, is_block, size) = (pod.target.clone(), self.is_block, self.size);
         let written = spawn_blocking(move || fill(&target, is_block, size)).await?;
         self.world.count();
         Ok(written.map_err(|error| format!("cannot fill {}: {error}", self.volume))?)
+    }
+
+    async fn delete(self) -> Result<(), Failure> {
+        let Self { world, name, volume, .. } = self;
+        world.server.delete(CLAIMS, &name)?;
+        world.server.until((PVS, &*volume), "deleted", |pv| pv.is_none().then_some(())).await?;
+        world.count();
+        Ok(())
     }
 
     async fn expand(&mut self, pod: Option<&Pod>, by: u64) -> Result<(), Failure> {
@@ -245,16 +271,16 @@ fn claim(name: &str, class: &str, is_block: bool, size: u64) -> Value {
     envtest::claim(metadata, class, json!({"volumeMode": mode, "resources": {"requests": {"storage": text(size)}}}))
 }
 
-fn fill(target: &Path, is_block: bool, size: u64) -> io::Result<()> {
+fn fill(target: &Path, is_block: bool, size: u64) -> io::Result<u64> {
     let mebibyte = vec![0x5a_u8; 1 << 20];
     let mut file =
         if is_block { File::options().write(true).open(target)? } else { File::create(target.join("data"))? };
-    for _ in 0..=size {
+    for written in 0..=size {
         match file.write_all(&mebibyte) {
             Ok(()) => {}
-            // The file has reached the project's quota or the end of the device.
+            // The file has reached the project's quota or the end of the device, or the disk is full.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                return file.sync_all();
+                return file.sync_all().map(|()| written);
             }
             Err(error) => return Err(error),
         }
