@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cluster::API_PORT;
 
+use crate::pki::front_proxy;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, Rights, User, admission, audit, etcd, ready};
 
@@ -38,6 +39,14 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("kubelet-client-certificate", certificate("apikubelet")),
         ("kubelet-client-key", key("apikubelet")),
         ("kubelet-certificate-authority", certificate("ca")),
+        // Aggregated API servers accept users and groups from this client only.
+        ("proxy-client-cert-file", certificate(front_proxy::NAME)),
+        ("proxy-client-key-file", key(front_proxy::NAME)),
+        ("requestheader-client-ca-file", certificate(front_proxy::CA)),
+        ("requestheader-allowed-names", front_proxy::USER.to_owned()),
+        ("requestheader-username-headers", "X-Remote-User".to_owned()),
+        ("requestheader-group-headers", "X-Remote-Group".to_owned()),
+        ("requestheader-extra-headers-prefix", "X-Remote-Extra-".to_owned()),
         // No resolver of the node has the names of Nodes.
         ("kubelet-preferred-address-types", "InternalIP".to_owned()),
         ("service-account-key-file", credentials.public_key("sa").display().to_string()),
@@ -61,7 +70,8 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("enable-priority-and-fairness", "true".to_owned()),
     ];
     let arguments = arguments.into_iter().chain(audit::bounds(config.disk.audit));
-    let mut keys = ["apietcd", "apikubelet", "apiserver", "sa"].map(|name| credentials.key(name)).to_vec();
+    let mut keys =
+        ["apietcd", "apikubelet", "apiserver", front_proxy::NAME, "sa"].map(|name| credentials.key(name)).to_vec();
     keys.push(credentials.encryption());
     let rights = Rights {
         reads: vec![admission.clone(), policy.clone(), config.paths.names()],

@@ -11,6 +11,7 @@
 
 pub(crate) mod certificate;
 pub(crate) mod expiry;
+pub(crate) mod front_proxy;
 pub(crate) mod identity;
 pub(crate) mod kubeconfig;
 pub(crate) mod public;
@@ -126,13 +127,23 @@ impl Credentials {
 
         let mut found = BTreeMap::new();
         for wanted in &self.wanted {
-            let pair = store.read_pair(wanted.name)?.ok_or(Stale::Absent);
-            found.insert(wanted.name, pair.and_then(|pair| ca.verify(wanted, &pair)));
+            let checked = if wanted.name == front_proxy::NAME {
+                front_proxy::verify(&store, wanted)?
+            } else {
+                let pair = store.read_pair(wanted.name)?.ok_or(Stale::Absent);
+                pair.and_then(|pair| ca.verify(wanted, &pair))
+            };
+            found.insert(wanted.name, checked);
         }
         let plan = renewal::plan(&found, now);
         for wanted in &self.wanted {
             if let Some(stale) = plan.due.get(wanted.name) {
-                found.insert(wanted.name, Ok(store.issue(&ca, wanted, *stale, now)?));
+                let issued = if wanted.name == front_proxy::NAME {
+                    front_proxy::issue(&store, wanted, *stale, now)?
+                } else {
+                    store.issue(&ca, wanted, *stale, now)?
+                };
+                found.insert(wanted.name, Ok(issued));
                 // Clients of this certificate have to connect again, even if this pass fails at the next certificate.
                 self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted.name);
             }
@@ -361,7 +372,8 @@ mod tests {
         let (disk, before) = Disk::ensured();
         disk.ensure(LATER).unwrap();
         let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (Identity::ALL.len() + 5), "{changed:?}");
+        // Each pair, and the CA of the front proxy.
+        assert_eq!(changed.len(), 2 * (Identity::ALL.len() + 6) + 1, "{changed:?}");
         assert!(!changed.iter().any(|name| name.starts_with("ca.") || name.starts_with("sa.")), "{changed:?}");
     }
 
@@ -371,14 +383,14 @@ mod tests {
         let credentials = disk.ensure(NOW).unwrap();
         let (before, kubeconfig) = (disk.files(), credentials.admin_kubeconfig());
         let early = credentials.renew(NOW + Duration::days(300)).unwrap();
-        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), Identity::ALL.len() + 6));
+        assert_eq!((&early.made, early.expiries.len()), (&Vec::new(), Identity::ALL.len() + 7));
         assert_eq!(early.lasting, Some(Lasting { renewal: NOW + Duration::days(335) }));
         assert_eq!(disk.changed(&before), Vec::<String>::new());
         assert_eq!(credentials.admin_kubeconfig(), kubeconfig);
 
         let later = NOW + Duration::days(340);
         let renewed = credentials.renew(later).unwrap();
-        assert_eq!(renewed.made.len(), Identity::ALL.len() + 5, "{renewed:?}");
+        assert_eq!(renewed.made.len(), Identity::ALL.len() + 6, "{renewed:?}");
         assert_eq!(renewed.lasting, Some(Lasting { renewal: later + Duration::days(335) }));
         assert_eq!(renewed.expiries.iter().find(|expiry| expiry.name == "ca").unwrap().at, NOW + Duration::days(3650));
         assert_ne!(credentials.admin_kubeconfig(), kubeconfig);
@@ -398,7 +410,7 @@ mod tests {
         credentials.renew(later).unwrap_err();
         fs::remove_dir(obstacle).unwrap();
         let made = credentials.renew(later).unwrap().made;
-        assert_eq!(made.len(), Identity::ALL.len() + 5, "{made:?}");
+        assert_eq!(made.len(), Identity::ALL.len() + 6, "{made:?}");
         assert_eq!(credentials.renew(later).unwrap().made, Vec::<&str>::new());
     }
 

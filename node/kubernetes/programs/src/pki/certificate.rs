@@ -132,8 +132,12 @@ pub(crate) struct Ca {
 
 impl Ca {
     pub(crate) fn make(now: OffsetDateTime) -> Result<(Self, Pair), rcgen::Error> {
+        Self::named(CA_NAME, now)
+    }
+
+    pub(crate) fn named(name: &str, now: OffsetDateTime) -> Result<(Self, Pair), rcgen::Error> {
         let key = KeyPair::generate()?;
-        let params = params_of_ca(Validity { from: now - SKEW, to: now + CA_LIFE });
+        let params = params_of_ca(name, Validity { from: now - SKEW, to: now + CA_LIFE });
         let certificate = params.self_signed(&key)?.pem();
         let pair = Pair { certificate: certificate.clone(), key: key.serialize_pem() };
         Ok((Self { issuer: Issuer::new(params, key), certificate }, pair))
@@ -142,7 +146,7 @@ impl Ca {
     /// Another certificate for the same key, PEM. It starts at the former certificate's start, so that a clock that was
     /// ahead for a while does no harm.
     pub(crate) fn renew(&self, before: Validity, now: OffsetDateTime) -> Result<String, rcgen::Error> {
-        let mut params = params_of_ca(Validity { from: before.from, to: now + CA_LIFE });
+        let mut params = params_of_ca(CA_NAME, Validity { from: before.from, to: now + CA_LIFE });
         // rcgen derives the serial number from the key, but two certificates of one CA need different numbers: RFC
         // 5280, 4.1.2.2.
         params.serial_number = Some(now.unix_timestamp().unsigned_abs().into());
@@ -235,10 +239,10 @@ fn params_of_leaf(wanted: &Wanted, now: OffsetDateTime) -> Result<CertificatePar
     Ok(params)
 }
 
-fn params_of_ca(validity: Validity) -> CertificateParams {
+fn params_of_ca(name: &str, validity: Validity) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, CA_NAME);
+    params.distinguished_name.push(DnType::CommonName, name);
     params.not_before = validity.from;
     params.not_after = validity.to;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -278,6 +282,13 @@ fn subject_of(wanted: &Wanted) -> DistinguishedName {
 }
 
 /// Validity of a certificate (PEM). Does not check its signature.
+/// The first of several certificates.
+pub(crate) fn first(certificates: &str) -> Result<String, Stale> {
+    let end = "-----END CERTIFICATE-----\n";
+    pem_of(certificates)?;
+    certificates.find(end).map(|at| certificates[..at + end.len()].to_owned()).ok_or(Stale::Unreadable)
+}
+
 pub(crate) fn validity(certificate: &str) -> Result<Validity, Stale> {
     Ok(Validity::of(&pem_of(certificate)?.parse_x509().map_err(|_| Stale::Unreadable)?))
 }

@@ -7,9 +7,10 @@ use cluster::API_SERVER_USER;
 
 use crate::Config;
 use crate::pki::certificate::{Purpose, ServerName, Wanted};
+use crate::pki::front_proxy;
 
-pub(crate) fn of_programs(config: &Config) -> [Wanted; 5] {
-    [api_server(config), kubelets_client(), etcd(), etcds_client(), kubelet_server(config)]
+pub(crate) fn of_programs(config: &Config) -> [Wanted; 6] {
+    [api_server(config), kubelets_client(), etcd(), etcds_client(), kubelet_server(config), front_proxy::wanted()]
 }
 
 fn dns(name: &str) -> ServerName {

@@ -29,7 +29,7 @@ pub fn cases(suite: Suite) -> Suite {
 const PATHS: [&str; 8] =
     ["/", "/api", "/version", "/healthz", "/livez", "/readyz", "/metrics", "/api/v1/namespaces/default/configmaps"];
 
-async fn client_as(cluster: &Cluster, user: AuthInfo) -> Result<Client, Failure> {
+pub async fn client_as(cluster: &Cluster, user: AuthInfo) -> Result<Client, Failure> {
     let mut kubeconfig = Kubeconfig::read_from(cluster.credentials().kubeconfig(Identity::Admin))?;
     for named in &mut kubeconfig.auth_infos {
         named.auth_info = Some(user.clone());
@@ -47,9 +47,13 @@ fn self_signed() -> Result<AuthInfo, Failure> {
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     let key = KeyPair::generate()?;
     let certificate = params.self_signed(&key)?.pem();
+    with_certificate(certificate, key.serialize_pem())
+}
+
+pub fn with_certificate(certificate: String, key: String) -> Result<AuthInfo, Failure> {
     let base64 = |pem: String| serde_json::to_value(ByteString(pem.into_bytes()));
     Ok(serde_json::from_value(json!({
-        "client-certificate-data": base64(certificate)?, "client-key-data": base64(key.serialize_pem())?,
+        "client-certificate-data": base64(certificate)?, "client-key-data": base64(key)?,
     }))?)
 }
 

@@ -96,11 +96,13 @@ async fn plain(port: u16, path: &str) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
 }
 
+/// Certificates with a key. The front proxy's CA has none.
 fn certificates(pki: &Path) -> Result<BTreeSet<String>, Failure> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(pki)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        names.extend(name.strip_suffix(".crt").filter(|name| *name != "ca").map(str::to_owned));
+        let is_clients = |name: &&str| *name != "ca" && pki.join(format!("{name}.key")).exists();
+        names.extend(name.strip_suffix(".crt").filter(is_clients).map(str::to_owned));
     }
     Ok(names)
 }

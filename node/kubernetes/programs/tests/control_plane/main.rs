@@ -2,6 +2,7 @@
 //! controllers.
 
 mod admission;
+mod aggregation;
 mod clients;
 mod controllers;
 mod database;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
     let suite = Suite::new();
     let suite = etcd::cases(suite);
     let suite = clients::cases(suite);
+    let suite = aggregation::cases(suite);
     let suite = admission::cases(suite);
     let suite = controllers::cases(suite);
     let suite = first_range::cases(suite);
