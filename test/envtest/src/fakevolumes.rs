@@ -61,6 +61,8 @@ struct Disk {
     sources: BTreeMap<VolumeId, VolumeId>,
     /// Number of passes that do not complete a clone.
     passes: u32,
+    /// Number of passes that do not complete an undo.
+    undo_passes: u32,
     /// Volumes whose pods exceed their sizes, each with the number of copy passes that have waited for it.
     overfull: BTreeMap<VolumeId, u32>,
     /// Whether the node lacks I/O limits.
@@ -162,6 +164,11 @@ impl FakeVolumes {
     /// Sets the number of passes that do not complete a clone.
     pub fn set_passes(&self, passes: u32) {
         self.disk().passes = passes;
+    }
+
+    /// Sets the number of passes that do not complete an undo.
+    pub fn set_undo_passes(&self, passes: u32) {
+        self.disk().undo_passes = passes;
     }
 
     /// Sets whether the volume's pods exceed its size, so that copy passes wait for the volume.
@@ -426,6 +433,10 @@ impl Disk {
             return Err(Error::Announced { id: id.clone() });
         }
         self.retire(id);
+        if self.undo_passes > 0 {
+            self.undo_passes -= 1;
+            return Err(Error::Unfinished { id: id.clone(), freed: Inodes::new(2048), left: Inodes::new(1) });
+        }
         self.discard(id)
     }
 }

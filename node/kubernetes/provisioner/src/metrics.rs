@@ -116,7 +116,7 @@ impl Metrics {
             )?,
             failing: IntGauge::new(
                 "granary_provisioner_failing",
-                "Claims, PVs, contents of snapshots and deleted volumes whose last pass failed.",
+                "Claims, PVs, contents of snapshots, and deleted or incomplete volumes whose last pass failed.",
             )?,
             orphans: IntGaugeVec::new(
                 Opts::new(

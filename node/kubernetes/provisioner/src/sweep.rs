@@ -30,7 +30,7 @@ use kube::Api;
 use supervisor::Context;
 use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
-use volume::{Claim, LiveVolumeError, Owner, Record, Records, State, Strays, VolumeId};
+use volume::{Claim, IdlePasses, LiveVolumeError, Owner, Record, Records, State, Strays, VolumeGuard, VolumeId};
 
 use crate::backoff::{self, delay, random};
 use crate::claim;
@@ -63,7 +63,8 @@ struct Findings {
     left_out: LeftOut,
 }
 
-/// Volumes that other passes had during the comparison, and those whose claims ended after it.
+/// Volumes that other passes had during the comparison, those whose operation failed, and those whose claims ended
+/// after it.
 #[derive(Debug, Default)]
 struct LeftOut {
     /// Volumes whose PV may not exist.
@@ -256,9 +257,14 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Completes or undoes a volume whose PV may not exist. `false` if another pass has it.
+    /// Completes or undoes a volume whose PV may not exist. `false` if another pass has it, or if the operation failed
+    /// and is tried again.
     async fn settle_staged(&self, id: &VolumeId) -> Result<bool, Error> {
-        let Some(_guard) = self.locks.try_lock(id) else { return Ok(false) };
+        let key = format!("staged {id}");
+        if self.attempts.wait(&key).is_some() {
+            return Ok(false);
+        }
+        let Some(guard) = self.locks.try_lock(id) else { return Ok(false) };
         // Another pass may have announced or undone it. The next sweep reports an unreadable record.
         let record = self.on_volume(id, |store, id| store.record(id)).await?.unwrap_or_default();
         let Some(record) = record.filter(is_staged) else { return Ok(true) };
@@ -270,12 +276,33 @@ impl Provisioner {
         let settled = if pv.is_some_and(|pv| object::volume_of(&pv, &self.node).as_ref() == Some(id)) {
             self.on_volume(id, |store, id| store.announce(id)).await?
         } else {
-            self.on_volume(id, |store, id| store.undo(id)).await?
+            self.undo(id, guard).await?
         };
-        if let Err(error) = settled {
-            log_unsettled(id, &error);
+        match settled {
+            Ok(_) => {
+                self.attempts.succeeded(&key);
+                Ok(true)
+            }
+            Err(error) => {
+                log_unsettled(id, &error);
+                self.attempts.failed(&key);
+                Ok(false)
+            }
         }
-        Ok(true)
+    }
+
+    /// Undoes a staged volume, in as many passes as it has files. The disk call of a pass has the lock, also if the
+    /// future is dropped.
+    async fn undo(&self, id: &VolumeId, mut guard: VolumeGuard) -> Result<Result<Ensured<()>, volume::Error>, Error> {
+        let mut idle = IdlePasses::default();
+        loop {
+            let undone;
+            (undone, guard) = self.on_volume(id, move |store, id| (store.undo(id), guard)).await?;
+            match undone {
+                Err(error) if idle.continues(&error) => {}
+                done => return Ok(done),
+            }
+        }
     }
 
     async fn is_waiting(&self, claim: &Claim) -> Result<bool, Error> {
@@ -458,7 +485,8 @@ mod tests {
         tree.stop(INTERVAL).await.expect("it ends");
     }
 
-    /// Regression: the volume kept its reservation until the next comparison.
+    /// Regression: the volume kept its reservation until the next comparison, also if its undo failed or needed
+    /// another pass.
     #[tokio::test(start_paused = true)]
     async fn the_staged_volume_of_a_deleted_claim_is_undone_soon() {
         let (staged, lists) = (id("pvc-u"), Arc::<AtomicU32>::default());
@@ -476,6 +504,7 @@ mod tests {
             }}});
             provisioner.ended.observe(&Event::Delete(serde_json::from_value(claim).expect("a claim")), NODE);
         };
+        disk.set_undo_passes(3);
         end_claim();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(disk.record(&staged), None);
@@ -485,6 +514,13 @@ mod tests {
         assert!(disk.record(&staged).is_some(), "the pass may be creating the PV");
         drop(pass);
         sleep(LOOK_AGAIN).await;
+        assert_eq!(disk.record(&staged), None);
+        disk.set_stuck(&staged, true);
+        end_claim();
+        sleep(LOOK_AGAIN * 3).await;
+        assert!(disk.record(&staged).is_some(), "its data is in use");
+        disk.set_stuck(&staged, false);
+        sleep(LOOK_AGAIN * 3).await;
         assert_eq!(disk.record(&staged), None);
         assert_eq!(lists.load(Ordering::Relaxed), 1);
         tree.stop(INTERVAL).await.expect("it ends");
