@@ -91,6 +91,16 @@ enum Missing {
 
 /// Sweeps until it is cancelled. Healthy after the first sweep.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
+    // A pass may end anywhere. A disk call runs on in its thread; one that removes data keeps its locks.
+    tokio::select! {
+        () = cx.cancelled() => {}
+        () = compare(&cx, &provisioner) => {}
+    }
+    Ok(())
+}
+
+/// Compares until the future is dropped.
+async fn compare(cx: &Context, provisioner: &Provisioner) {
     let mut reported = Findings::default();
     let mut failures = 0;
     loop {
@@ -109,19 +119,19 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
             }
         };
         let next = Instant::now() + wait;
-        while Instant::now() < next {
+        loop {
             let look = Instant::now() + backoff::jittered(LOOK_AGAIN, random());
             let wake = if reported.left_out.is_empty() { next } else { next.min(look) };
             tokio::select! {
-                () = cx.cancelled() => return Ok(()),
                 () = sleep_until(wake) => {}
                 () = provisioner.ended.added.notified() => {}
             }
-            if Instant::now() < next
-                && let Err(error) = cx.round(provisioner.look_again(&mut reported), Result::is_ok).await
-            {
+            if Instant::now() >= next {
+                break;
+            }
+            for (id, error) in cx.round(provisioner.look_again(&mut reported), Vec::is_empty).await {
                 let error: &dyn std::error::Error = &error;
-                warn!(error, "repeated comparison of volumes failed, will retry");
+                warn!(volume = %id, error, "repeated comparison of the volume failed, will retry");
             }
         }
     }
@@ -237,24 +247,32 @@ impl Provisioner {
         }
     }
 
-    /// Looks again at the volumes that other passes had, and at those whose claims have ended.
-    async fn look_again(&self, reported: &mut Findings) -> Result<(), Error> {
+    /// Looks again at the volumes that other passes had, and at those whose claims have ended. Returns the volumes that
+    /// it could not compare.
+    async fn look_again(&self, reported: &mut Findings) -> Vec<(VolumeId, Error)> {
+        let mut failed = Vec::new();
         reported.left_out.staged.extend(self.ended.take());
         for id in reported.left_out.staged.clone() {
-            if self.settle_staged(&id).await? {
-                reported.left_out.staged.remove(&id);
+            match self.settle_staged(&id).await {
+                Ok(true) => drop(reported.left_out.staged.remove(&id)),
+                Ok(false) => {}
+                Err(error) => failed.push((id, error)),
             }
         }
         for (id, pvs) in reported.left_out.missing.clone() {
-            match self.settle_missing(&id, &pvs, reported).await? {
-                Missing::Occupied => continue,
-                Missing::Settled => drop(reported.lost.remove(&id)),
-                Missing::Lost => drop(reported.lost.insert(id.clone())),
+            match self.settle_missing(&id, &pvs, reported).await {
+                Ok(Missing::Occupied) => continue,
+                Ok(Missing::Settled) => drop(reported.lost.remove(&id)),
+                Ok(Missing::Lost) => drop(reported.lost.insert(id.clone())),
+                Err(error) => {
+                    failed.push((id, error));
+                    continue;
+                }
             }
             reported.left_out.missing.remove(&id);
             self.metrics.orphans(Orphan::Pv, reported.lost.len());
         }
-        Ok(())
+        failed
     }
 
     /// Completes or undoes a volume whose PV may not exist. `false` if another pass has it, or if the operation failed
@@ -376,6 +394,7 @@ fn orphans(
 mod tests {
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::SystemTime;
 
     use envtest::FakeVolumes;
     use http::{Request, Response, StatusCode};
@@ -385,10 +404,11 @@ mod tests {
     use kube::runtime::watcher::Event;
     use serde_json::{Value, json};
     use supervisor::Supervisor;
+    use tokio::task::yield_now;
     use tokio::time::sleep;
     use tower::service_fn;
     use units::{Bytes, Inodes};
-    use volume::Mode;
+    use volume::{Mode, Sharing};
 
     use super::*;
     use crate::fixture::{self, id};
@@ -425,17 +445,25 @@ mod tests {
         })
     }
 
-    /// Client of an API server that has only these PVs. `lists` counts the lists of PVs.
+    /// Client of an API server that has only these PVs, and denies requests about `pvc-denied`. `lists` counts the
+    /// lists of PVs.
     fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
         let pvs: Vec<_> = pvs.iter().map(|pv| serde_json::to_value(pv).expect("a PV")).collect();
         let service = service_fn(move |request: Request<Body>| {
-            let found = match request.uri().path().strip_prefix("/api/v1/persistentvolumes") {
+            let path = request.uri().path();
+            let found = match path.strip_prefix("/api/v1/persistentvolumes") {
                 Some("") => Some(page(&pvs, request.uri().query().unwrap_or_default(), &lists)),
                 Some(name) => pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')).cloned(),
                 None => None,
             };
-            let status = if found.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
-            let content = found.unwrap_or_else(|| json!({"kind": "Status", "code": 404, "reason": "NotFound"}));
+            let status = match &found {
+                Some(_) => StatusCode::OK,
+                None if path.ends_with("/pvc-denied") => StatusCode::FORBIDDEN,
+                None => StatusCode::NOT_FOUND,
+            };
+            let reason = status.canonical_reason().map(|reason| reason.replace(' ', ""));
+            let failure = || json!({"kind": "Status", "code": status.as_u16(), "reason": reason});
+            let content = found.unwrap_or_else(failure);
             let mut response = Response::new(Body::from(content.to_string().into_bytes()));
             *response.status_mut() = status;
             async move { Ok::<_, Infallible>(response) }
@@ -524,6 +552,47 @@ mod tests {
         assert_eq!(disk.record(&staged), None);
         assert_eq!(lists.load(Ordering::Relaxed), 1);
         tree.stop(INTERVAL).await.expect("it ends");
+    }
+
+    /// Regression: the first error ended the look, and the other volumes waited.
+    #[tokio::test]
+    async fn an_error_about_one_volume_delays_no_other() {
+        let [denied, staged, lost] = ["pvc-denied", "pvc-u", "pvc-lost"].map(id);
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        for id in [&denied, &staged] {
+            disk.put(id, record(State::Staged));
+        }
+        let client = api_server(&[pv("pvc-lost")], Arc::default());
+        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+        let pvs = Listing::of(&[pv("pvc-lost")], NODE).of_volume(&lost).to_vec();
+        let left_out =
+            LeftOut { staged: [denied.clone(), staged.clone()].into(), missing: [(lost.clone(), pvs)].into() };
+        let mut reported = Findings { left_out, ..Findings::default() };
+        let failed = provisioner.look_again(&mut reported).await;
+        assert_eq!(failed.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&denied]);
+        assert_eq!((disk.record(&staged), reported.lost), (None, [lost].into()));
+        assert_eq!(reported.left_out.staged, [denied].into());
+        assert!(reported.left_out.missing.is_empty());
+    }
+
+    /// Regression: the stop waited until all files of a snapshot were removed.
+    #[tokio::test]
+    async fn a_long_removal_does_not_delay_the_stop() {
+        let snapshot = id("snapshot-u");
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary };
+        disk.put(&snapshot, fixture::record(mode, State::Staged));
+        disk.hold(true);
+        let client = api_server(&[], Arc::default());
+        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
+        let shared = Arc::clone(&provisioner);
+        let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+        while provisioner.locks.try_lock(&snapshot).is_some() {
+            yield_now().await;
+        }
+        let stopped = tree.stop(Duration::from_secs(60)).await;
+        disk.hold(false);
+        stopped.expect("it ends");
     }
 
     #[test]

@@ -350,8 +350,7 @@ impl Provisioner {
             let Some(Rollback { volume, .. }) = record.rollback() else { continue };
             // Passes over the claim have the first lock, those over the content the second one. No pass waits for both
             // locks.
-            let _volume = self.locks.lock(volume).await;
-            let _kept = self.locks.lock(kept).await;
+            let guards = (self.locks.lock(volume).await, self.locks.lock(kept).await);
             let Some(record) = self.snapshot_record(kept).await? else { continue };
             // Check again: a pass may have run since then.
             if record.rollback().is_none() || self.has_request(kept, &record).await? {
@@ -361,7 +360,9 @@ impl Provisioner {
             let ended = if is_exchanged {
                 self.end_exchanged(kept, &record).await
             } else {
-                let removed = self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?;
+                // The disk call has the locks, also if the sweep is stopped: a claim may request this rollback again.
+                let (removed, _guards) =
+                    self.on_volume(kept, move |store, kept| (store.remove_snapshot(kept), guards)).await?;
                 removed.map(drop).map_err(Error::Store)
             };
             match ended {

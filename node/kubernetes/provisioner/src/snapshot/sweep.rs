@@ -48,8 +48,9 @@ impl Provisioner {
         };
         let found = findings(snapshots, retired, &listed, &self.all_groups().await?, &self.node);
         for id in &found.removable {
-            let Some(_guard) = self.locks.try_lock(id) else { continue };
-            match self.on_volume(id, |store, id| store.remove_snapshot(id)).await? {
+            let Some(guard) = self.locks.try_lock(id) else { continue };
+            let (removed, _guard) = self.on_volume(id, move |store, id| (store.remove_snapshot(id), guard)).await?;
+            match removed {
                 Ok(_) => info!(snapshot = %id, "unfinished snapshot without a content removed"),
                 Err(error) => {
                     warn!(snapshot = %id, error = causes::of(&error), "unfinished snapshot not removed, will retry");
