@@ -124,13 +124,19 @@ impl Provisioner {
         if begun.is_none() && self.end_earlier(id).await? == Outcome::Occupied {
             return Ok(Outcome::Occupied);
         }
-        let Some(turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
         let of = kept_of(claim, &kept);
         if begun.is_none() {
+            // A pass that waits for its turn is repeated every second, and would send the request as often.
+            if self.clone_turn(true, [&source]).is_none() {
+                return Ok(Outcome::Occupied);
+            }
             self.verify_snapshot(&of, &kept, VolumeContent::Former).await?;
         }
+        let Some(turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
         let want = RollbackRequest { claim: of, volume: id.clone(), source };
-        let record = match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
+        let rolled_back = self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await?;
+        drop(turn);
+        let record = match rolled_back {
             Ok(record) => record.into_inner(),
             Err(error) if error.copying().is_some() => {
                 debug!(volume = %id, %error, "content of the snapshot partly copied");
@@ -138,7 +144,6 @@ impl Provisioner {
             }
             // The next pass begins again, or continues the removal.
             Err(volume::Error::Rollback { source: RollbackError::Grown, .. }) => {
-                drop(turn);
                 debug!(volume = %id, "removing the copy for another size of the volume");
                 self.remove_copy(&kept).await?;
                 return Ok(Outcome::Occupied);
