@@ -244,7 +244,8 @@ impl Provisioner {
     }
 
     /// Whether a removal can begin now. A pass that lists contents before its removal checks this first: a pass that
-    /// waits for a place is repeated every second, and would list as often.
+    /// waits for a place is repeated every second, and would list as often. The check takes no place: if several passes
+    /// check before one of them takes the last place, the others list, and may list more often than once.
     pub(crate) fn has_removal_place(&self) -> bool {
         self.places.removals.available_permits() > 0
     }
