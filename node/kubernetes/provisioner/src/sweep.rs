@@ -18,7 +18,8 @@
 //! Volumes of another [`Owner`](volume::Owner) are ignored: claims and PVs do not decide about them.
 //!
 //! If the API server returns no PV at all although the disk has volumes that had one, it may have lost its data, or may
-//! be that of another cluster. Then nothing is undone or removed.
+//! be that of another cluster. Then the sweep undoes and removes nothing. The end of a claim is an event of this API
+//! server: the volume of such a claim is undone, and so is one that an earlier comparison left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -170,6 +171,7 @@ impl Provisioner {
                 self.discards.add(id.clone(), EndOfPv { before: since, after: since });
             }
         } else {
+            left_out.staged.clone_from(&reported.left_out.staged);
             warn!("the API server has no PVs, but the disk has volumes of PVs: no volume is removed");
         }
         self.sweep_rollbacks(&rollbacks).await?;
@@ -593,6 +595,21 @@ mod tests {
         let stopped = tree.stop(Duration::from_secs(60)).await;
         disk.hold(false);
         stopped.expect("it ends");
+    }
+
+    /// Regression: a volume whose claim had ended was forgotten if another pass had it.
+    #[tokio::test]
+    async fn an_implausible_comparison_undoes_nothing_and_keeps_the_volumes_that_were_left_out() {
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        disk.put(&id("pvc-used"), record(State::Announced));
+        disk.put(&id("pvc-u"), record(State::Staged));
+        let client = api_server(&[], Arc::default());
+        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+        let left_out = LeftOut { staged: [id("pvc-u")].into(), ..LeftOut::default() };
+        let reported = Findings { left_out, ..Findings::default() };
+        let found = provisioner.sweep(&reported).await.expect("a comparison");
+        assert_eq!(found.left_out.staged, [id("pvc-u")].into());
+        assert!(disk.record(&id("pvc-u")).is_some());
     }
 
     #[test]
