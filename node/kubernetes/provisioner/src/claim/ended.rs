@@ -19,8 +19,8 @@ pub(crate) struct EndedClaims {
 }
 
 impl EndedClaims {
-    /// Adds the volume of a claim that was deleted, or waits for the end of its finalizers: a pod that cannot start
-    /// keeps its claim until the pod is deleted.
+    /// Adds the volume of a claim that was deleted, or waits for the end of its finalizers: a scheduled pod, or another
+    /// finalizer, keeps the claim. Kubernetes' `pvc-protection` ignores pods without `spec.nodeName`.
     pub(crate) fn observe(&self, event: &Event<PersistentVolumeClaim>, node: &str) {
         let ended = match event {
             Event::Delete(claim) => claim,
