@@ -53,7 +53,8 @@ pub struct Deadlines {
 impl Default for Deadlines {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        // A list without a response, and the pause before the next one, take less than a minute.
+        // After the first failures, a list without a response and the pause before the next one take less than a
+        // minute. Later pauses of kube's `DefaultBackoff` take up to 30 s.
         Self { object: seconds(30), list: seconds(45), idle: seconds(75), pooled: seconds(45) }
     }
 }
