@@ -91,6 +91,10 @@ fn operations_make_the_documented_system_calls() {
     assert_eq!(calls(|| assert!(quotas.set_limits(other, size(SIZE)).is_ok())), [SYS_quotactl_fd]);
     let showing = calls(|| assert!(quotas.set_limits_showing(other, size(SIZE), Bytes::MIB).is_ok()));
     assert_eq!(showing, [SYS_quotactl_fd; 2]);
+    for shown in [Bytes::ZERO, SIZE] {
+        let alone = calls(|| assert!(quotas.set_limits_showing(other, size(SIZE), shown).is_ok()));
+        assert_eq!(alone, [SYS_quotactl_fd]);
+    }
 
     // Usage of the ID; limits; project ID.
     let remove = calls(|| assert!(fsquota::remove(&a).is_ok()));
