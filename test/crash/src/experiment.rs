@@ -53,10 +53,9 @@ pub enum Flushes {
 pub enum Plan {
     /// Cuts of a random history, as many as `points`.
     Random { seed: u64, points: usize },
-    /// A part of all short sequences of operations, with a cut at each write.
+    /// A part of all short sequences of operations. A cut at each write that changes the state that XFS recovers.
     Sequences { part: usize },
-    /// Sources that are overwritten while they are copied. A cut at each write that changes the state that XFS
-    /// recovers, from the begin of the copy on.
+    /// Sources that are overwritten while they are copied. The same cuts, from the begin of the copy on.
     Rewrites,
 }
 
@@ -178,7 +177,7 @@ impl Experiment {
     fn cuts(&self, replay: &Replay, history: &History) -> Vec<Cut> {
         let (seed, points) = match self.plan {
             Plan::Random { seed, points } => (seed, points),
-            Plan::Sequences { .. } => return replay.every_cut(),
+            Plan::Sequences { .. } => return replay.every_recovered_cut(),
             Plan::Rewrites => return while_sharing(replay.every_recovered_cut(), history),
         };
         let mut random = Random::from_seed(seed);

@@ -209,8 +209,8 @@ impl Life {
 }
 
 impl Life {
-    /// Each action of a volume once, except those that begin a copy. Not all of them are possible.
-    pub(crate) fn candidates(&self, volume: Number, shape: Shape, lives: &Lives) -> [Action; 15] {
+    /// Each action of a volume once, except those that create a volume or snapshot. Not all of them are possible.
+    pub(crate) fn candidates(&self, volume: Number, shape: Shape, lives: &Lives) -> [Action; 14] {
         let (size, slot, last) = match self {
             Self::Unborn | Self::Gone(_) => (Bytes::ZERO, 0, 0),
             Self::Copying(body)
@@ -228,7 +228,6 @@ impl Life {
         };
         let (to, turn) = (size.saturating_add(Bytes::MIB), last + 1);
         [
-            Action::Provision { shape, size: Bytes::MIB },
             Action::Copy,
             Action::RemoveSnapshot,
             Action::Announce,

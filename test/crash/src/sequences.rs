@@ -9,14 +9,21 @@ use crate::operation::{Action, Number, Operation, Shape};
 /// Number of operations in a sequence, of sequences in a part, and of volumes in a sequence.
 const LENGTH: usize = 3;
 const PART: usize = 8;
-const CAST: usize = 4;
+const CAST: usize = 8;
+
+/// Step from one sequence of the parts to the next. It and the number of sequences have no common divisor, so that each
+/// sequence is in one part. It is near the golden section of that number, so that the parts from any one on are an even
+/// sample.
+const STRIDE: usize = 3754;
 
 impl History {
     /// All sequences of [`LENGTH`] operations, for each kind of volume and each beginning. Their volumes have the
     /// numbers from 1 to [`CAST`].
     fn sequences() -> Vec<Vec<Operation>> {
-        let of_shape =
-            |shape| beginnings(shape).into_iter().flat_map(move |(begin, count)| longer(shape, begin, count));
+        let of_shape = |shape| {
+            let on_one = move |(begin, count)| longer(shape, begin, count, None);
+            beginnings(shape).into_iter().flat_map(on_one).chain(with_groups(shape))
+        };
         Shape::ALL.into_iter().flat_map(of_shape).collect()
     }
 
@@ -25,7 +32,7 @@ impl History {
         Self::sequences().len().div_ceil(PART)
     }
 
-    /// A part of all sequences, one after the other, each on volumes of its own.
+    /// A part of all sequences, one after the other, each on volumes of its own. It has each kind of volume.
     pub fn of_sequences(part: usize) -> Self {
         Self::part(&Self::sequences(), part)
     }
@@ -61,7 +68,7 @@ impl History {
     }
 
     fn part(sequences: &[Vec<Operation>], part: usize) -> Self {
-        let numbered = (0..).step_by(CAST).zip(sequences).skip(part * PART).take(PART);
+        let numbered = (0..).step_by(CAST).zip(of_part(part, sequences.len()).map(|at| &sequences[at]));
         Self::sequence(
             numbered
                 .flat_map(|(last, operations)| operations.iter().map(move |operation| operation.after_number(last))),
@@ -69,45 +76,54 @@ impl History {
     }
 }
 
-/// Operations before a sequence, and the number of operations that follow: on a new volume, on an opened volume, on
-/// copies that share blocks with a written volume, on a volume that was rolled back, and on a group of two.
+/// Indexes of the sequences of a part, of `count` sequences.
+fn of_part(part: usize, count: usize) -> impl Iterator<Item = usize> {
+    (part * PART..count).take(PART).map(move |at| at * STRIDE % count)
+}
+
+/// Operations before a sequence, and the number of operations that follow: on an empty disk, where two of them create
+/// the volume; on a written volume; on a restored snapshot that shares blocks; and on a volume that was rolled back.
 fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
-    let [volume, copy, restored, other] = [1, 2, 3, 4].map(Number);
-    let size = Bytes::MIB;
-    let write = Action::Write { slot: 0, turn: 1, leave: false };
-    let begin = |operations: &[(Number, Action)]| -> Vec<Operation> {
-        operations.iter().map(|&(volume, action)| Operation { volume, action }).collect()
-    };
-    let provision = [(volume, Action::Provision { shape, size }), (volume, Action::Announce)];
-    let with = |more: &[(Number, Action)]| begin(&[&provision[..], more].concat());
-    let mut beginnings = vec![(vec![], LENGTH), (with(&[(volume, Action::Open)]), LENGTH)];
-    let clone = (copy, Action::Clone { source: volume, shape, size });
+    let [volume, copy, restored] = [1, 2, 3].map(Number);
     let [snapshot, thin] = [false, true].map(|is_thin| (copy, Action::Snapshot { source: volume, is_thin }));
-    let restore = (restored, Action::RestoreSnapshot { source: copy, shape, size });
+    let complete = (copy, Action::Copy);
+    let restore = (restored, Action::RestoreSnapshot { source: copy, shape, size: Bytes::MIB });
     let later = (volume, Action::Write { slot: 1, turn: 2, leave: shape == Shape::Thin });
     let rollback = (restored, Action::RollBack { volume, source: copy });
-    let copies: [&[_]; 7] = [
-        &[clone],
-        &[snapshot],
-        &[thin],
+    let with = |more: &[(Number, Action)]| operations(&[&written(volume, shape)[..], more].concat());
+    let copies: [&[_]; 4] = [
         &[thin, restore],
         &[thin, later, rollback],
-        &[snapshot, (copy, Action::Copy), restore],
-        &[snapshot, (copy, Action::Copy), later, rollback],
+        &[snapshot, complete, restore],
+        &[snapshot, complete, later, rollback],
     ];
-    // The copy is the first operation of the sequence.
-    beginnings.extend(copies.map(|copies| (with(&[&[(volume, write)], copies].concat()), LENGTH - 1)));
-    let group = Action::SnapshotGroup { source: volume, second: restored, second_source: other };
-    let group = [
-        (volume, write),
-        (other, Action::Provision { shape, size }),
-        (other, Action::Announce),
-        (other, write),
-        (copy, group),
-    ];
-    // Four volumes have too many pairs of operations.
-    beginnings.push((with(&group), LENGTH - 2));
+    let mut beginnings = vec![(vec![], LENGTH + 1), (with(&[]), LENGTH)];
+    // The restored volume or the rollback is the first operation of the sequence.
+    beginnings.extend(copies.map(|copies| (with(copies), LENGTH - 1)));
     beginnings
+}
+
+/// Sequences on two written volumes that have a group of both. The volumes are alike and independent: the second one
+/// has no other operations.
+fn with_groups(shape: Shape) -> Vec<Vec<Operation>> {
+    let [volume, partner] = [1, 2].map(Number);
+    let begin = operations(&[written(volume, shape), written(partner, shape)].concat());
+    let mut all = longer(shape, begin, LENGTH, Some(partner));
+    all.retain(|sequence| sequence.iter().any(is_group));
+    all
+}
+
+fn written(volume: Number, shape: Shape) -> [(Number, Action); 3] {
+    let write = Action::Write { slot: 0, turn: 1, leave: false };
+    [Action::Provision { shape, size: Bytes::MIB }, Action::Announce, write].map(|action| (volume, action))
+}
+
+fn operations(actions: &[(Number, Action)]) -> Vec<Operation> {
+    actions.iter().map(|&(volume, action)| Operation { volume, action }).collect()
+}
+
+fn is_group(operation: &Operation) -> bool {
+    matches!(operation.action, Action::SnapshotGroup { .. })
 }
 
 /// The volumes after these operations. `None` if one of them is not possible in its place.
@@ -118,27 +134,57 @@ fn lives_after(operations: &[Operation]) -> Option<Lives> {
     })
 }
 
-/// All sequences that extend `begin` by `count` operations, or by fewer if no other operation is possible.
-fn longer(shape: Shape, begin: Vec<Operation>, count: usize) -> Vec<Vec<Operation>> {
-    let lives = lives_after(&begin).unwrap_or_default();
-    let on_one = |(&volume, life): (&Number, &Life)| {
-        life.candidates(volume, shape, &lives).map(|action| Operation { volume, action })
-    };
-    let candidates: Vec<Operation> = if lives.is_empty() {
-        on_one((&Number(1), &Life::Unborn)).to_vec()
-    } else {
-        lives.iter().flat_map(on_one).collect()
-    };
-    let next: Vec<Vec<Operation>> = candidates
-        .into_iter()
-        .map(|operation| [&begin[..], &[operation]].concat())
-        .filter(|operations| count > 0 && lives_after(operations).is_some())
-        .collect();
-    if next.is_empty() {
-        vec![begin]
-    } else {
-        next.into_iter().flat_map(|next| longer(shape, next, count - 1)).collect()
+/// All sequences that extend `begin` by `count` operations, or by fewer if no other operation is possible. The only
+/// operations on `partner` are groups.
+fn longer(shape: Shape, begin: Vec<Operation>, count: usize, partner: Option<Number>) -> Vec<Vec<Operation>> {
+    if count == 0 {
+        return vec![begin];
     }
+    let lives = lives_after(&begin).unwrap_or_default();
+    let is_possible = |operation: &Operation| {
+        let is_apart = partner.is_none_or(|partner| is_group(operation) || !operation.touches(partner));
+        is_apart && after(*operation, &lives).is_some()
+    };
+    let next: Vec<Operation> = candidates(shape, &lives).into_iter().filter(is_possible).collect();
+    if next.is_empty() {
+        return vec![begin];
+    }
+    let with = |operation| longer(shape, [&begin[..], &[operation]].concat(), count - 1, partner);
+    next.into_iter().flat_map(with).collect()
+}
+
+/// Operations that may follow. Not all of them are possible.
+fn candidates(shape: Shape, lives: &Lives) -> Vec<Operation> {
+    if lives.is_empty() {
+        return operations(&[(Number(1), Action::Provision { shape, size: Bytes::MIB })]);
+    }
+    let on_one = |(&volume, life): (&Number, &Life)| {
+        life.candidates(volume, shape, lives).map(|action| Operation { volume, action })
+    };
+    lives.iter().flat_map(on_one).chain(copies(lives)).collect()
+}
+
+/// Each operation that begins a copy of a volume or snapshot, in its kind and size. Not all of them are possible.
+fn copies(lives: &Lives) -> Vec<Operation> {
+    let last = lives.keys().next_back().map_or(0, |last| last.0);
+    let [new, second] = [last + 1, last + 2].map(Number);
+    let mut copies = Vec::new();
+    for (&source, life) in lives {
+        match life {
+            Life::Announced(body) => {
+                copies.push(Action::Clone { source, shape: body.shape, size: body.size.bytes });
+                copies.extend([false, true].map(|is_thin| Action::Snapshot { source, is_thin }));
+                let group = |(&second_source, _)| Action::SnapshotGroup { source, second, second_source };
+                copies.extend(lives.range(source..).map(group));
+                copies.extend(lives.keys().map(|&from| Action::RollBack { volume: source, source: from }));
+            }
+            Life::Snapshot(body) => {
+                copies.push(Action::RestoreSnapshot { source, shape: body.shape, size: body.size.bytes });
+            }
+            _ => {}
+        }
+    }
+    copies.into_iter().map(|action| Operation { volume: new, action }).collect()
 }
 
 #[cfg(test)]
@@ -153,11 +199,8 @@ mod tests {
         assert!(is_possible(&History::of_rewrites()));
         let all = History::sequences();
         let parts: Vec<History> = (0..History::parts()).map(|part| History::part(&all, part)).collect();
-        assert_eq!((all.len(), parts.len()), (1818, 228), "README.md has these numbers");
+        assert_eq!((all.len(), parts.len()), (6075, 760), "README.md has these numbers");
         assert!(parts.iter().all(is_possible));
-        let cast = |part: &History| part.operations().map(|operation| (operation.volume.0 - 1) / CAST as u16).collect();
-        let sequences: BTreeSet<u16> = parts.iter().flat_map(cast as fn(&History) -> BTreeSet<u16>).collect();
-        assert_eq!(sequences.len(), all.len());
         let pairs = |history: &History| -> BTreeSet<_> {
             let mut last = BTreeMap::new();
             let cases = history.operations().zip(history.cases());
@@ -166,5 +209,38 @@ mod tests {
         let found: BTreeSet<_> = parts.iter().flat_map(pairs).collect();
         let random = (0..200).flat_map(|seed| pairs(&History::from_seed(seed, 30)));
         assert_eq!(random.filter(|pair| !found.contains(pair)).collect::<BTreeSet<_>>(), BTreeSet::new());
+    }
+
+    #[test]
+    fn each_part_is_an_even_sample_of_the_sequences() {
+        let all = History::sequences();
+        let chosen: BTreeSet<usize> = (0..History::parts()).flat_map(|part| of_part(part, all.len())).collect();
+        assert_eq!(chosen.len(), all.len(), "each sequence is in one part");
+        let numbers = |operation: &Operation| operation.action.others().chain([operation.volume]);
+        assert_eq!(all.iter().flatten().flat_map(numbers).max(), Some(Number(CAST as u16)));
+        for part in 0..all.len() / PART {
+            let cases = History::part(&all, part).cases();
+            let shapes: BTreeSet<Shape> = cases.into_iter().map(|(_, shape)| shape).collect();
+            assert_eq!(shapes, BTreeSet::from(Shape::ALL), "part {part}");
+        }
+        let total: usize = all.iter().map(Vec::len).sum();
+        let sample: usize = (0..20).map(|part| History::part(&all, part).operations().count()).sum();
+        let expected = total * 20 * PART / all.len();
+        assert!(sample.abs_diff(expected) * 100 < expected, "{sample} operations, {expected} expected");
+    }
+
+    #[test]
+    fn copies_begin_before_and_after_each_other_and_a_write() {
+        let all = History::sequences();
+        let pairs = all.iter().flat_map(|sequence| sequence.windows(2));
+        let found: BTreeSet<_> = pairs.map(|pair| [pair[0].action.name(), pair[1].action.name()]).collect();
+        let names = ["write", "clone", "snapshot", "thin snapshot", "snapshot group", "restore snapshot"];
+        for pair in names.into_iter().flat_map(|one| names.map(|other| [one, other])) {
+            assert!(found.contains(&pair), "{pair:?}");
+        }
+        // A rollback waits for other copies of its volume.
+        for other in ["write", "thin snapshot", "restore snapshot", "rollback"] {
+            assert!(found.contains(&[other, "rollback"]) && found.contains(&["rollback", other]), "{other}");
+        }
     }
 }
