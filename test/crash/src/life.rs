@@ -145,6 +145,12 @@ pub(crate) fn is_shared(volume: Number, lives: &Lives) -> bool {
     lives.values().any(shares)
 }
 
+/// Whether a thin snapshot of this volume exists.
+pub(crate) fn has_thin_snapshot(volume: Number, lives: &Lives) -> bool {
+    let is_of = |body: &Body| body.is_thin && body.origin.is_some_and(|origin| origin.source == volume);
+    lives.values().any(|life| matches!(life, Life::Snapshot(body) if is_of(body)))
+}
+
 impl Life {
     /// The life after an action of this volume alone. `None` if the action is not possible now. `lives` has the source
     /// of a copy.
@@ -220,7 +226,8 @@ impl Life {
             | Self::Retired(body)
             | Self::Retained(body) => {
                 let is_free = |slot: &u16| !body.written.contains_key(slot);
-                let shared = body.written.keys().next().copied().filter(|_| is_shared(volume, lives));
+                let shares = is_shared(volume, lives) || has_thin_snapshot(volume, lives);
+                let shared = body.written.keys().next().copied().filter(|_| shares);
                 let free = (0..slots(body.size)).rev().find(is_free);
                 let slot = shared.or(free).unwrap_or_default();
                 (body.size.bytes, slot, body.turn)

@@ -193,6 +193,7 @@ mod tests {
 
     use super::*;
     use crate::history::tests::is_possible;
+    use crate::life::{has_thin_snapshot, is_shared};
 
     #[test]
     fn the_parts_have_each_pair_of_operations_that_can_follow_each_other() {
@@ -227,6 +228,26 @@ mod tests {
         let sample: usize = (0..20).map(|part| History::part(&all, part).operations().count()).sum();
         let expected = total * 20 * PART / all.len();
         assert!(sample.abs_diff(expected) * 100 < expected, "{sample} operations, {expected} expected");
+    }
+
+    #[test]
+    fn sources_of_thin_snapshots_are_overwritten_in_place() {
+        let mut found = BTreeSet::new();
+        for sequence in History::sequences() {
+            let mut lives = Lives::new();
+            for operation in sequence {
+                if let Some((slot, _)) = operation.written()
+                    && let Some(Life::Announced(body)) = lives.get(&operation.volume)
+                    && has_thin_snapshot(operation.volume, &lives)
+                    && !is_shared(operation.volume, &lives)
+                    && body.written.contains_key(&slot)
+                {
+                    found.insert(body.shape);
+                }
+                lives.extend(after(operation, &lives).unwrap_or_default());
+            }
+        }
+        assert_eq!(found, BTreeSet::from(Shape::ALL));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::history::PARALLEL;
-use crate::life::{Body, Life, Lives, after};
+use crate::life::{Body, Life, Lives, after, has_thin_snapshot};
 use crate::operation::{Action, Case, Number, Operation};
 use crate::random::Random;
 
@@ -123,10 +123,6 @@ fn has_changed(snapshot: &Body, lives: &Lives) -> bool {
         Some(Life::Announced(source)) => source.written != snapshot.written || source.size != snapshot.size,
         _ => true,
     }
-}
-
-fn has_thin_snapshot(volume: Number, lives: &Lives) -> bool {
-    lives.values().filter_map(as_thin).any(|body| body.origin.is_some_and(|origin| origin.source == volume))
 }
 
 fn rewritten(operation: Operation, lives: &Lives, random: &mut Random) -> Operation {
