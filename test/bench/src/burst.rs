@@ -62,6 +62,8 @@ pub struct BurstSample {
     pub times: BTreeMap<Until, u64>,
     /// CPU time of each program from the start of the provisioner to the end of the burst, in milliseconds.
     pub cpu: BTreeMap<String, u64>,
+    /// Reason why the directories have no project quotas.
+    pub without_quota: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -69,6 +71,8 @@ pub struct Burst {
     pub runs: u32,
     pub figures: Vec<BurstFigure>,
     pub comparisons: Vec<Comparison>,
+    /// Reason why the directories of volumes have no project quotas, but files with the limit.
+    pub without_quota: Option<String>,
     /// Ratios that miss a limit.
     pub violations: Vec<String>,
 }
@@ -273,7 +277,8 @@ impl Burst {
         let figures = Binder::ALL.into_iter().flat_map(of_binder).collect();
         let comparisons: Vec<_> = GOALS.iter().filter_map(|goal| Comparison::of(goal, samples)).collect();
         let violations = comparisons.iter().flat_map(Comparison::violations).collect();
-        Self { runs, figures, comparisons, violations }
+        let without_quota = samples.iter().find_map(|sample| sample.without_quota.clone());
+        Self { runs, figures, comparisons, without_quota, violations }
     }
 }
 
@@ -292,6 +297,10 @@ impl fmt::Display for Burst {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let none = || "–".to_owned();
         writeln!(f, "Claims at once; medians of {} interleaved runs", self.runs)?;
+        match &self.without_quota {
+            None => writeln!(f, "The directory of each volume has a project quota.")?,
+            Some(reason) => writeln!(f, "NO project quotas, a file in each directory has the limit: {reason}")?,
+        }
         let heads = ["", "claims", "requests a claim", "flushes a claim"].map(String::from).into_iter();
         let heads = heads.chain(Until::ALL.map(|until| format!("s to {}", until.title()))).chain(["speed".to_owned()]);
         let rows = self.figures.iter().map(|figure| {
@@ -342,6 +351,7 @@ mod tests {
             flushes: 50,
             times: BTreeMap::from([(Until::LastPv, milliseconds)]),
             cpu: BTreeMap::from([("etcd".to_owned(), 250)]),
+            without_quota: None,
         }
     }
 
@@ -369,7 +379,17 @@ mod tests {
 
     #[test]
     fn no_samples_give_no_figure() {
-        assert_eq!(Burst::new(&[]), Burst { runs: 0, figures: vec![], comparisons: vec![], violations: vec![] });
+        let none = Burst { runs: 0, figures: vec![], comparisons: vec![], without_quota: None, violations: vec![] };
+        assert_eq!(Burst::new(&[]), none);
+    }
+
+    #[test]
+    fn a_burst_without_quotas_is_reported() {
+        let with_quota = sample(Way::Ours, 1, 1000);
+        let without_quota = BurstSample { without_quota: Some("no XFS".to_owned()), ..with_quota.clone() };
+        assert!(Burst::new(&[with_quota]).to_string().contains("each volume has a project quota"));
+        let burst = Burst::new(&[without_quota]).to_string();
+        assert!(burst.contains("NO project quotas, a file in each directory has the limit: no XFS\n"), "{burst}");
     }
 
     #[test]

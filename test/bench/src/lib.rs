@@ -4,6 +4,7 @@
 
 mod burst;
 mod cpu;
+mod directory;
 mod image;
 mod io;
 mod memory;
@@ -22,6 +23,7 @@ mod timed;
 
 pub use burst::{Binder, Burst, BurstFigure, BurstSample, Comparison, Until, Way};
 pub use cpu::children_cpu_ms;
+pub use directory::{DirectoryLimit, create_directory};
 pub use image::{BootSample, ImageReport, MemoryFigure, Part, Stage, StageFigure};
 pub use io::{Access, IoFigure, IoRatio, IoReport, IoSample, Target};
 pub use memory::memory;

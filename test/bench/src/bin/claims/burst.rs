@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Instant;
 
-use bench::{Binder, BurstSample, Progress, Way, children_cpu_ms, print};
+use bench::{Binder, BurstSample, DirectoryLimit, Progress, Way, children_cpu_ms, print};
 use clap::Args;
 use envtest::{Cluster, Identity, PATIENCE};
 use futures::StreamExt as _;
@@ -17,11 +17,11 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
-use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::Failure;
+use crate::directories::Directories;
 use crate::objects::{LIBRARY, LIBRARY_CLASS, NODES_CLASS, claims, delete_volumes, namespace};
 use crate::server::Server;
 
@@ -46,6 +46,7 @@ const CONTROL_PLANE: [&str; 3] = ["etcd", "kube-apiserver", "kube-controller-man
 
 struct Task<'a> {
     cluster: &'a Cluster,
+    directories: &'a Directories,
     way: Way,
     binder: Binder,
     run: u32,
@@ -56,11 +57,11 @@ struct Task<'a> {
 
 pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Failure> {
     let progress = &Progress::default();
+    let directories = &Directories::new(&program("BENCH_XFSPROGS")?)?;
     for way in [Way::Ours, Way::Library] {
         let claims = sizes.claims.min(WARM_UP);
-        Task { cluster, way, binder: Binder::Running, run: 0, claims, progress, what: "first claims" }
-            .measure()
-            .await?;
+        let (binder, run, what) = (Binder::Running, 0, "first claims");
+        Task { cluster, directories, way, binder, run, claims, progress, what }.measure().await?;
     }
     // Unbound claims would be work for the controllers during the next burst.
     for binder in [Binder::Running, Binder::Stopped] {
@@ -71,8 +72,8 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
             for way in in_turn(binder, run) {
                 let is_limited = way == Way::LimitedLibrary;
                 let claims = if is_limited { sizes.claims.min(OF_LIMITED_LIBRARY) } else { sizes.claims };
-                let what = format!("{}, run {run} of {}", way.title(), sizes.runs);
-                print(&Task { cluster, way, binder, run, claims, progress, what: &what }.measure().await?)?;
+                let what = &format!("{}, run {run} of {}", way.title(), sizes.runs);
+                print(&Task { cluster, directories, way, binder, run, claims, progress, what }.measure().await?)?;
             }
         }
     }
@@ -89,7 +90,7 @@ fn in_turn(binder: Binder, run: u32) -> impl Iterator<Item = Way> {
 
 impl Task<'_> {
     async fn measure(&self) -> Result<BurstSample, Failure> {
-        let Self { cluster, way, binder, run, claims: number, progress, what } = *self;
+        let Self { cluster, directories, way, binder, run, claims: number, progress, what } = *self;
         // Every burst uses its own node and namespace, so that the provisioner ignores the objects of other runs.
         let word = |value: serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let [way_name, binder_name] = [serde_json::to_value(way)?, serde_json::to_value(binder)?].map(word);
@@ -102,7 +103,7 @@ impl Task<'_> {
         progress.show(&format!("{what}: creating {number} claims"));
         claims(&client, &name, number, if is_library { LIBRARY_CLASS } else { NODES_CLASS }, &name).await?;
 
-        let directories = TempDir::with_prefix("bench-")?;
+        let parent = tempfile::tempdir_in(directories.path())?;
         let (mut command, kubeconfig) = if is_library {
             let mut command = Command::new(program("BENCH_LIBRARY")?);
             command.args(["--name", LIBRARY]);
@@ -119,7 +120,11 @@ impl Task<'_> {
             (command, cluster.storage_kubeconfig(&name)?)
         };
         command.arg("--kubeconfig").arg(kubeconfig);
-        command.arg("--directories").arg(directories.path()).arg("--create").arg(program("BENCH_DIRECTORY")?);
+        command.arg("--directories").arg(parent.path()).arg("--create").arg(program("BENCH_DIRECTORY")?);
+        // The provisioners pass their environment to the program.
+        if directories.without_quota.is_none() {
+            command.env(DirectoryLimit::VARIABLE, "1");
+        }
         let before = children_cpu_ms();
         let mut server = Server::start(command)?;
         let served = server.until(progress, what, PATIENCE * 4, |log| log.pvs_created, number);
@@ -134,8 +139,9 @@ impl Task<'_> {
         server.stop().await?;
         progress.show(&format!("{what}: deleting {number} claims and PVs"));
         delete_volumes(&client, &name).await?;
-        let times = log.times(last_bound);
-        Ok(BurstSample { way, binder, run, claims: number, requests: log.requests, flushes: 0, times, cpu })
+        let (times, requests) = (log.times(last_bound), log.requests);
+        let without_quota = directories.without_quota.clone();
+        Ok(BurstSample { way, binder, run, claims: number, requests, flushes: 0, times, cpu, without_quota })
     }
 }
 

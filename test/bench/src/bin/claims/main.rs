@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod burst;
+mod directories;
 mod network;
 mod objects;
 mod scale;
@@ -37,8 +38,9 @@ fn run(command: Command) -> Result<(), Failure> {
 }
 
 fn with_cluster(measure: impl AsyncFnOnce(Cluster) -> Result<(), Failure>) -> Result<(), Failure> {
-    // A network namespace belongs to a thread, so this call comes before the start of other threads.
+    // Namespaces belong to a thread, so these calls come before the start of other threads.
     network::leave()?;
+    directories::separate_mounts()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         network::loopback().await?;
         let cluster = Cluster::start().await?;

@@ -1,36 +1,29 @@
-//! `directory PATH BYTES` creates the directory of a volume, so that all compared provisioners do the same work. A
-//! build machine has no XFS with project quotas. A file with the limit, as durable as the directory, replaces the
-//! quota.
+//! `directory PATH BYTES` creates the directory of a volume with a limit, so that all compared provisioners do the same
+//! work.
 #![forbid(unsafe_code)]
 
 use std::env;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use bench::{DirectoryLimit, create_directory};
+use units::Bytes;
+
 fn main() -> ExitCode {
-    let mut arguments = env::args_os().skip(1).map(PathBuf::from);
-    let (Some(path), Some(limit)) = (arguments.next(), arguments.next()) else {
+    let mut arguments = env::args_os().skip(1);
+    let path = arguments.next().map(PathBuf::from);
+    let size = arguments.next().and_then(|bytes| bytes.to_str()?.parse::<u64>().ok());
+    let (Some(path), Some(size)) = (path, size) else {
         eprintln!("error: wrong usage; give a path and a number of bytes");
         return ExitCode::from(2);
     };
-    match create(&path, &limit) {
+    let has_quota = env::var_os(DirectoryLimit::VARIABLE).is_some();
+    let limit = if has_quota { DirectoryLimit::Quota } else { DirectoryLimit::File };
+    match create_directory(&path, Bytes::new(size), limit) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: cannot create {}: {error}", path.display());
+            eprintln!("error: cannot create {}: {}", path.display(), causes::line(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-fn create(path: &Path, limit: &Path) -> io::Result<()> {
-    fs::create_dir(path)?;
-    let mut file = File::create_new(path.join("limit"))?;
-    file.write_all(limit.as_os_str().as_encoded_bytes())?;
-    file.sync_all()?;
-    for directory in [Some(path), path.parent()].into_iter().flatten() {
-        File::open(directory)?.sync_all()?;
-    }
-    Ok(())
 }

@@ -21,6 +21,7 @@ pub(crate) fn all(runs: u32, times: bool) -> Result<(), CallError> {
     print(&Word::Kernel(kernel.release().to_string_lossy().into_owned()))?;
     let [few, many] = Subject::Fsquota.populations();
     let disks = [(populated(quota::populate, few)?, few), (populated(quota::populate, many)?, many)];
+    quota::check(disks[0].0.path())?;
     let [few, many] = Subject::Volume.populations();
     let stores = [(populated(volumes::populate, few)?, few), (populated(volumes::populate, many)?, many)];
     // The kernel keeps detached devices, so from here on their number is constant.

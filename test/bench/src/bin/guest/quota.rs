@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use bench::Operation;
+use bench::{DirectoryLimit, Operation, create_directory};
 use fsquota::{Allocator, FsError, Limits, ProjectId};
 use units::Bytes;
 
@@ -27,6 +27,19 @@ pub(crate) fn populate(mount: &Path, projects: u32) -> Result<(), CallError> {
     // The first ID creates the counter, which no later call has to do.
     ids.next()?;
     Ok(fsquota::sync(&fs)?)
+}
+
+/// Verifies that the directory of a volume in a burst has a quota. `mount` must have no projects.
+pub(crate) fn check(mount: &Path) -> Result<(), CallError> {
+    let path = mount.join("burst");
+    create_directory(&path, Bytes::MIB, DirectoryLimit::Quota).map_err(arrange("create", &path))?;
+    let dir = open(&path)?;
+    let found = fsquota::get(&dir)?.limits;
+    if found != limits() {
+        return Err(format!("the directory of a volume in a burst has the limits {found:?}").into());
+    }
+    fsquota::remove(&dir)?;
+    fs::remove_dir(&path).map_err(arrange("remove", &path))
 }
 
 /// Allocates as many IDs as one write of the counter reserves.

@@ -72,8 +72,8 @@ pub(crate) fn burst(run: u32, claims: u32, mut report: impl FnMut(BurstSample)) 
         let flushes = block_stats(disk.device()).since(before).flushes;
         let milliseconds = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
         let times = BTreeMap::from([(Until::LastPv, milliseconds)]);
-        let (requests, cpu) = (BTreeMap::new(), BTreeMap::new());
-        report(BurstSample { way, binder: Binder::Stopped, run, claims, requests, flushes, times, cpu });
+        let (requests, cpu, without_quota) = (BTreeMap::new(), BTreeMap::new(), None);
+        report(BurstSample { way, binder: Binder::Stopped, run, claims, requests, flushes, times, cpu, without_quota });
     }
     Ok(())
 }
