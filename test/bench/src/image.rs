@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::statistics::Spread;
-use crate::table::{Table, number};
+use crate::table::{Table, number, verdict};
 
 /// A file of the image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,6 +43,8 @@ pub struct ImageReport {
     /// Stages in the order in which they became ready in the first boot.
     pub stages: Vec<StageFigure>,
     pub memory: Vec<MemoryFigure>,
+    /// Figures that exceed a limit.
+    pub violations: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,7 +60,16 @@ pub struct StageFigure {
 pub struct MemoryFigure {
     pub volumes: u32,
     pub bytes: Spread,
+    /// Limit of the median, in bytes.
+    pub at_most: Option<f64>,
 }
+
+const MIB: f64 = 1_048_576.0;
+
+const MEMORY_LIMIT: f64 = 25.0 * MIB;
+
+/// Largest number of volumes for which the limit applies.
+const LIMITED_VOLUMES: u32 = 1000;
 
 impl ImageReport {
     /// Evaluates the boots. A stage that is missing in one of them is left out.
@@ -74,9 +85,12 @@ impl ImageReport {
         let numbers: Vec<u32> = boots.first().map(|boot| boot.memory.keys().copied().collect()).unwrap_or_default();
         let memory = numbers.into_iter().filter_map(|volumes| {
             let sizes = boots.iter().filter_map(|boot| boot.memory.get(&volumes).copied());
-            Some(MemoryFigure { volumes, bytes: Spread::of(sizes, 1)? })
+            let at_most = (volumes <= LIMITED_VOLUMES).then_some(MEMORY_LIMIT);
+            Some(MemoryFigure { volumes, bytes: Spread::of(sizes, 1)?, at_most })
         });
-        Self { accelerator, boots: boots.len(), parts, stages: stages.collect(), memory: memory.collect() }
+        let memory: Vec<_> = memory.collect();
+        let violations = memory.iter().filter_map(MemoryFigure::violation).collect();
+        Self { accelerator, boots: boots.len(), parts, stages: stages.collect(), memory, violations }
     }
 }
 
@@ -86,7 +100,13 @@ impl BootSample {
     }
 }
 
-const MIB: f64 = 1_048_576.0;
+impl MemoryFigure {
+    fn violation(&self) -> Option<String> {
+        let limit = self.at_most.filter(|limit| self.bytes.median > *limit)?;
+        let found = self.bytes.median / MIB;
+        Some(format!("with {} volumes: {found:.1} MiB of memory, the limit is {}", self.volumes, number(limit / MIB)))
+    }
+}
 
 impl fmt::Display for ImageReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,12 +121,13 @@ impl fmt::Display for ImageReport {
         let stages =
             self.stages.iter().map(|stage| [vec![stage.name.clone()], figures(stage).into()].concat()).collect();
         writeln!(f, "\n{}", Table::new(["ready", "seconds", "CPU seconds"].map(str::to_owned).into(), stages))?;
-        let memory = self.memory.iter().map(|at| vec![format!("with {} volumes", at.volumes), shown(at.bytes, MIB)]);
-        write!(
-            f,
-            "\n{}",
-            Table::new(vec!["memory of the node's program".into(), "MiB".into(), String::new()], wide(memory))
-        )
+        let memory = self.memory.iter().map(|at| {
+            let limit = at.at_most.map_or_else(|| "–".to_owned(), |limit| format!("≤ {}", number(limit / MIB)));
+            vec![format!("with {} volumes", at.volumes), shown(at.bytes, MIB), limit]
+        });
+        let heads = ["memory of the node's program", "MiB", "limit"].map(str::to_owned);
+        writeln!(f, "\n{}", Table::new(heads.into(), memory.collect()))?;
+        verdict(f, "limits", self.violations.len())
     }
 }
 
@@ -129,6 +150,7 @@ fn shown(spread: Spread, unit: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::VERDICT;
 
     fn stage(name: &str, at_ms: u64) -> Stage {
         Stage { name: name.to_owned(), at_ms, cpu_ms: 2 * at_ms }
@@ -152,9 +174,27 @@ mod tests {
         assert!((report.stages[1].seconds.median - 32.0).abs() < f64::EPSILON);
         assert_eq!(report.memory.iter().map(|at| at.volumes).collect::<Vec<_>>(), [0, 1000]);
         let words = report.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        for row in ["kernel 4096", "etcd 1 2", "node Ready 32 (30–40) 64 (60–80)", "with 1000 volumes 20"] {
+        for row in ["kernel 4096", "etcd 1 2", "node Ready 32 (30–40) 64 (60–80)", "with 1000 volumes 20 ≤ 25"] {
             assert!(words.contains(row), "{row:?} in\n{words}");
         }
+    }
+
+    #[test]
+    fn the_memory_with_a_thousand_volumes_has_a_limit() {
+        let report = |pss| ImageReport::new(String::new(), vec![], &[boot(1, pss)]);
+        let within = report(25 << 19);
+        assert!(within.violations.is_empty(), "{within}");
+        assert!(within.to_string().contains(VERDICT), "{within}");
+        let above = report(13 << 20);
+        assert_eq!(above.violations, ["with 1000 volumes: 26.0 MiB of memory, the limit is 25"]);
+        assert!(!above.to_string().contains(VERDICT), "{above}");
+    }
+
+    #[test]
+    fn the_memory_with_more_volumes_has_no_limit() {
+        let boot = BootSample { memory: BTreeMap::from([(2000, 1 << 30)]), ..BootSample::default() };
+        let report = ImageReport::new(String::new(), vec![], &[boot]);
+        assert_eq!((report.memory[0].at_most, report.violations.len()), (None, 0));
     }
 
     #[test]

@@ -110,7 +110,8 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
                 kind = accelerator;
                 samples.push(sample);
             }
-            print(&ImageReport::new(kind, parts, &samples), &[""; 0], &json)
+            let report = ImageReport::new(kind, parts, &samples);
+            print(&report, &report.violations, &json)
         }
     }
 }
