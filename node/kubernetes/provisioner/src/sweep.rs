@@ -1,6 +1,6 @@
 //! Compares disk and cluster in both directions, at start and every 5 to 10 minutes. A volume that another pass
-//! has at this moment is compared 5 to 10 seconds later, without another list. A volume whose claim ends before it is
-//! bound is compared at once.
+//! has at this moment, or that cannot be compared, is compared 5 to 10 seconds later, without another list. A volume
+//! whose claim ends before it is bound is compared at once.
 //!
 //! | on the disk | in the cluster | action |
 //! |---|---|---|
@@ -80,10 +80,13 @@ impl LeftOut {
     }
 }
 
+/// Volumes that could not be compared. An error about one volume does not end the comparison of the others.
+type Failed = Vec<(VolumeId, Error)>;
+
 /// State of a volume that has a PV and, in the list of the disk, no live data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
-    /// Another pass has the volume.
+    /// Another pass has the volume, or an error prevented the comparison.
     Occupied,
     /// The disk has the volume, or has it again, or its PV is not kept.
     Settled,
@@ -105,10 +108,13 @@ async fn compare(cx: &Context, provisioner: &Provisioner) {
     let mut reported = Findings::default();
     let mut failures = 0;
     loop {
-        let wait = match cx.round(provisioner.sweep(&reported), Result::is_ok).await {
-            Ok(found) => {
+        let is_complete =
+            |swept: &Result<(Findings, Failed), Error>| swept.as_ref().is_ok_and(|(_, failed)| failed.is_empty());
+        let wait = match cx.round(provisioner.sweep(&reported), is_complete).await {
+            Ok((found, failed)) => {
                 failures = 0;
                 reported = found;
+                log_failed(failed);
                 cx.healthy();
                 backoff::jittered(INTERVAL, random())
             }
@@ -130,10 +136,7 @@ async fn compare(cx: &Context, provisioner: &Provisioner) {
             if Instant::now() >= next {
                 break;
             }
-            for (id, error) in cx.round(provisioner.look_again(&mut reported), Vec::is_empty).await {
-                let error: &dyn std::error::Error = &error;
-                warn!(volume = %id, error, "repeated comparison of the volume failed, will retry");
-            }
+            log_failed(cx.round(provisioner.look_again(&mut reported), Vec::is_empty).await);
         }
     }
 }
@@ -141,7 +144,7 @@ async fn compare(cx: &Context, provisioner: &Provisioner) {
 impl Provisioner {
     /// Compares disk and cluster once. The disk is read first, so that each volume in its list has its PV or its claim
     /// when the API server is read.
-    async fn sweep(&self, reported: &Findings) -> Result<Findings, Error> {
+    async fn sweep(&self, reported: &Findings) -> Result<(Findings, Failed), Error> {
         let (records, retired, strays) =
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
         let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
@@ -159,11 +162,15 @@ impl Provisioner {
             .into_iter()
             .filter(|(id, _)| !rollbacks.contains_key(id))
             .partition(|(_, record)| record.mode.is_snapshot());
-        let (since, mut left_out) = (Instant::now(), LeftOut::default());
+        let (since, mut left_out, mut failed) = (Instant::now(), LeftOut::default(), Failed::new());
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
             for (id, _) in readable.iter().filter(|(_, record)| is_staged(record)) {
-                if !self.settle_staged(id).await? {
+                let is_settled = self.settle_staged(id).await.unwrap_or_else(|error| {
+                    failed.push((id.clone(), error));
+                    false
+                });
+                if !is_settled {
                     left_out.staged.insert(id.clone());
                 }
             }
@@ -184,7 +191,11 @@ impl Provisioner {
             left_out,
         };
         for (id, pvs) in listing.volumes().filter(|(id, _)| !readable.contains_key(id) || retired.contains(id)) {
-            match self.settle_missing(id, pvs, reported).await? {
+            let settled = self.settle_missing(id, pvs, reported).await.unwrap_or_else(|error| {
+                failed.push((id.clone(), error));
+                Missing::Occupied
+            });
+            match settled {
                 Missing::Settled => {}
                 Missing::Lost => drop(found.lost.insert(id.clone())),
                 Missing::Occupied => {
@@ -200,7 +211,7 @@ impl Provisioner {
             let reason: &dyn std::error::Error = reason;
             error!(volume = %id, error = reason, "volume has an unreadable record; it is kept, and no pod can use it");
         }
-        Ok(found)
+        Ok((found, failed))
     }
 
     fn count(&self, found: &Findings) {
@@ -249,10 +260,9 @@ impl Provisioner {
         }
     }
 
-    /// Looks again at the volumes that other passes had, and at those whose claims have ended. Returns the volumes that
-    /// it could not compare.
-    async fn look_again(&self, reported: &mut Findings) -> Vec<(VolumeId, Error)> {
-        let mut failed = Vec::new();
+    /// Looks again at the volumes that the last comparison left out, and at those whose claims have ended.
+    async fn look_again(&self, reported: &mut Findings) -> Failed {
+        let mut failed = Failed::new();
         reported.left_out.staged.extend(self.ended.take());
         for id in reported.left_out.staged.clone() {
             match self.settle_staged(&id).await {
@@ -364,6 +374,13 @@ impl Provisioner {
     }
 }
 
+fn log_failed(failed: Failed) {
+    for (id, error) in failed {
+        let error: &dyn std::error::Error = &error;
+        warn!(volume = %id, error, "comparison of the volume failed, will retry");
+    }
+}
+
 fn log_unsettled(id: &VolumeId, error: &(dyn std::error::Error + 'static)) {
     warn!(volume = %id, error, "interrupted operation on the volume not completed, will retry");
 }
@@ -447,20 +464,21 @@ mod tests {
         })
     }
 
-    /// Client of an API server that has only these PVs, and denies requests about `pvc-denied`. `lists` counts the
-    /// lists of PVs.
+    /// Client of an API server that has only these PVs, and denies requests about single PVs whose names end with
+    /// `-denied`. `lists` counts the lists of PVs.
     fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
         let pvs: Vec<_> = pvs.iter().map(|pv| serde_json::to_value(pv).expect("a PV")).collect();
         let service = service_fn(move |request: Request<Body>| {
             let path = request.uri().path();
             let found = match path.strip_prefix("/api/v1/persistentvolumes") {
                 Some("") => Some(page(&pvs, request.uri().query().unwrap_or_default(), &lists)),
+                Some(name) if name.ends_with("-denied") => None,
                 Some(name) => pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')).cloned(),
                 None => None,
             };
             let status = match &found {
                 Some(_) => StatusCode::OK,
-                None if path.ends_with("/pvc-denied") => StatusCode::FORBIDDEN,
+                None if path.ends_with("-denied") => StatusCode::FORBIDDEN,
                 None => StatusCode::NOT_FOUND,
             };
             let reason = status.canonical_reason().map(|reason| reason.replace(' ', ""));
@@ -482,7 +500,7 @@ mod tests {
             disk.put(&id(volume), record(State::Announced));
         }
         let provisioner = Provisioner::new(client, NODE.to_owned(), Arc::new(disk), Metrics::default());
-        let found = provisioner.sweep(&Findings::default()).await.expect("a comparison");
+        let (found, _) = provisioner.sweep(&Findings::default()).await.expect("a comparison");
         assert_eq!((found.orphans, found.lost), (BTreeSet::new(), [id("pvc-3")].into()));
         assert_eq!(lists.load(Ordering::Relaxed), 1);
     }
@@ -556,6 +574,24 @@ mod tests {
         tree.stop(INTERVAL).await.expect("it ends");
     }
 
+    /// Regression: the first error ended the comparison, so that a volume whose requests always failed prevented it.
+    #[tokio::test]
+    async fn an_error_about_one_volume_does_not_end_the_comparison() {
+        let [denied, staged] = ["pvc-denied", "pvc-u"].map(id);
+        let [lost_denied, lost] = ["pvc-lost-denied", "pvc-lost-too"].map(id);
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        for id in [&denied, &staged] {
+            disk.put(id, record(State::Staged));
+        }
+        let client = api_server(&["pvc-lost-denied", "pvc-lost-too"].map(pv), Arc::default());
+        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+        let (found, failed) = provisioner.sweep(&Findings::default()).await.expect("a comparison");
+        assert_eq!(failed.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&denied, &lost_denied]);
+        assert_eq!((disk.record(&staged), found.lost), (None, [lost].into()));
+        assert_eq!(found.left_out.staged, [denied].into());
+        assert_eq!(found.left_out.missing.into_keys().collect::<Vec<_>>(), [lost_denied]);
+    }
+
     /// Regression: the first error ended the look, and the other volumes waited.
     #[tokio::test]
     async fn an_error_about_one_volume_delays_no_other() {
@@ -607,7 +643,7 @@ mod tests {
         let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
         let left_out = LeftOut { staged: [id("pvc-u")].into(), ..LeftOut::default() };
         let reported = Findings { left_out, ..Findings::default() };
-        let found = provisioner.sweep(&reported).await.expect("a comparison");
+        let (found, _) = provisioner.sweep(&reported).await.expect("a comparison");
         assert_eq!(found.left_out.staged, [id("pvc-u")].into());
         assert!(disk.record(&id("pvc-u")).is_some());
     }
