@@ -266,6 +266,16 @@ mod tests {
     }
 
     #[test]
+    fn a_removed_node_is_denied_in_each_group_of_the_role() {
+        let [policy, _] = removed::objects();
+        let denied = policy.want["spec"]["matchConstraints"]["resourceRules"][0]["apiGroups"].clone();
+        let denied = denied.as_array().expect("groups");
+        for rule in role().want["rules"].as_array().expect("rules") {
+            assert!(denied.contains(&rule["apiGroups"][0]), "{rule}");
+        }
+    }
+
+    #[test]
     fn each_writable_kind_has_a_policy_before_the_role() {
         let [first, second] = waves();
         let guarded = |group: &Value, resource: &Value| {

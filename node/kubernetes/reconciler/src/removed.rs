@@ -3,7 +3,7 @@
 //! Kubernetes cannot revoke certificates, and a kubelet whose Node was deleted creates it again at its next start.
 //! Therefore an administrator writes the name of a removed node into a ConfigMap.
 
-use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX};
+use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX, snapshot};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
 use serde_json::json;
@@ -17,6 +17,21 @@ use crate::object::{Object, metadata};
 pub const REMOVED_NODES: &str = "granary-removed-nodes";
 
 pub const REMOVED_NODES_NAMESPACE: &str = "kube-system";
+
+/// API groups in which kubelets and the storage identity of a node may write. `*` would include the groups of aggregated
+/// API servers: these evaluate policies, too, and deny each write that matches a policy whose parameter they cannot read.
+const GROUPS: [&str; 10] = [
+    "",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "events.k8s.io",
+    snapshot::group::GROUP,
+    "resource.k8s.io",
+    snapshot::GROUP,
+    "storage.k8s.io",
+];
 
 const POLICY: &str = "removed-nodes.local.granary.dev";
 
@@ -39,7 +54,7 @@ pub(crate) fn objects() -> [Object; 2] {
             "failurePolicy": "Fail",
             "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
             "matchConstraints": {"resourceRules": [{
-                "apiGroups": ["*"],
+                "apiGroups": GROUPS,
                 "apiVersions": ["*"],
                 "operations": ["CREATE", "UPDATE", "DELETE"],
                 "resources": ["*/*"],

@@ -1,11 +1,14 @@
 //! A node that an administrator removed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, remove};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::{DeleteParams, PostParams};
-use kube::{Api, Error};
+use kube::{Api, Client, Error};
 use reconciler::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 use serde_json::json;
 
@@ -16,6 +19,7 @@ const REFUSAL: &str = "this node was removed from the cluster";
 
 pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
+    covers_the_rights_of_kubelets(&nodes.admin).await?;
     let kubelet = async |name| Ok::<_, Failure>(Api::<Node>::all(certificate::kubelet(&cluster, name).await?));
     let (one, two) = (kubelet("one").await?, kubelet("two").await?);
     let node = |name: &str| serde_json::from_value::<Node>(json!({"metadata": {"name": name}}));
@@ -63,4 +67,20 @@ pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Resul
     })
     .await?;
     remove(&admin, "two").await
+}
+
+/// The policy names the groups in which kubelets may write: it must have all of this version of Kubernetes.
+async fn covers_the_rights_of_kubelets(admin: &Client) -> Result<(), Failure> {
+    let policy = Api::<ValidatingAdmissionPolicy>::all(admin.clone()).get("removed-nodes.local.granary.dev").await?;
+    let rules = policy.spec.and_then(|spec| spec.match_constraints).map(|found| found.resource_rules);
+    let denied: Vec<String> =
+        rules.into_iter().flatten().flatten().flat_map(|rule| rule.api_groups).flatten().collect();
+    assert!(!denied.contains(&"*".to_owned()), "aggregated API servers would deny writes: {denied:?}");
+    let role = Api::<ClusterRole>::all(admin.clone()).get("system:node").await?;
+    let reads = ["get", "list", "watch"];
+    let writing =
+        role.rules.into_iter().flatten().filter(|rule| !rule.verbs.iter().all(|verb| reads.contains(&&**verb)));
+    let groups: BTreeSet<String> = writing.filter_map(|rule| rule.api_groups).flatten().collect();
+    assert!(groups.len() > 3 && groups.iter().all(|group| denied.contains(group)), "{groups:?}, {denied:?}");
+    Ok(())
 }
