@@ -25,7 +25,7 @@ def _shell_layer_impl(ctx):
     for mode, programs in {"0755": ctx.attr.programs, "4755": ctx.attr.setuid}.items():
         for program, path in programs.items():
             file = program[DefaultInfo].files.to_list()[0].path
-            lines.append("mkdir -p \"$work/$(dirname {path})\"; cp {file} \"$work/{path}\"; chmod {mode} \"$work/{path}\"".format(file = file, mode = mode, path = path))
+            lines.append("mkdir -p \"$work/$(dirname {path})\"; cp --remove-destination {file} \"$work/{path}\"; chmod {mode} \"$work/{path}\"".format(file = file, mode = mode, path = path))
     lines.append("tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C \"$work\" -cf {} .".format(out.path))
     ctx.actions.run_shell(
         inputs = [ctx.file.busybox] + ctx.files.programs + ctx.files.setuid,

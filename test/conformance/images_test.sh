@@ -60,7 +60,10 @@ while [ $# -gt 0 ]; do
             [ "$dd" = "$work/root/usr/bin/dd" ] || fail "its shell executes $dd, not Debian's dd"
             ;;
         */busybox:*)
-            env -i data-1=value PATH="$work/root/bin" "$work/root/bin/bash" -c env | grep -qx data-1=value || fail "its shell drops data-1" ;;
+            env -i data-1=value PATH="$work/root/bin" "$work/root/bin/sh" -c env | grep -qx data-1=value || fail "its shell drops data-1"
+            message=$(PATH="$work/root/bin" "$work/root/bin/sh" -c 'echo >/proc/absent/file' 2>&1) || true
+            case $message in *"can't create /proc/absent/file"*) ;; *) fail "its shell has another message: $message" ;; esac
+            ;;
         */nginx:*) [ -e "$work/root/etc/nginx/nginx.conf" ] || fail "nginx has no configuration" ;;
     esac
 done
