@@ -52,7 +52,7 @@ impl Directories {
 
 impl Drop for Directories {
     fn drop(&mut self) {
-        // Fails if there is no mount.
+        // umount2(2) fails if the XFS was not mounted.
         let _ = umount2(self.root.path(), MntFlags::MNT_DETACH);
     }
 }
