@@ -1,6 +1,5 @@
 //! Approves or denies the certificate signing requests of machines and nodes.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ use tracing::info;
 use crate::control::{WatchEnded, control};
 use crate::csr;
 use crate::kubelet_certificate::{Facts, KubeletRequest, Requester};
-use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
+use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE, Removed, removed};
 use crate::storage_certificate;
 
 #[derive(Debug, thiserror::Error)]
@@ -102,13 +101,12 @@ impl Approver {
         }))
     }
 
-    async fn removed(&self) -> Result<BTreeSet<String>, kube::Error> {
+    async fn removed(&self) -> Result<Removed, kube::Error> {
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), REMOVED_NODES_NAMESPACE);
-        let named = maps.get_opt(REMOVED_NODES).await?.and_then(|map| map.data);
-        Ok(named.into_iter().flatten().map(|(name, _)| name).collect())
+        Ok(removed(maps.get_opt(REMOVED_NODES).await?))
     }
 
-    async fn facts(&self, request: &KubeletRequest<'_>, removed: &BTreeSet<String>) -> Result<Facts, kube::Error> {
+    async fn facts(&self, request: &KubeletRequest<'_>, removed: &Removed) -> Result<Facts, kube::Error> {
         let token_is_for = match request.requester() {
             Requester::Token(id) => {
                 let secrets = Api::<Secret>::namespaced(self.client.clone(), programs::BOOTSTRAP_NAMESPACE);

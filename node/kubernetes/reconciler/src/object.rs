@@ -4,7 +4,7 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 
 /// Revision of the maintained objects, incremented with each change. An older release ignores objects of a newer one.
-pub const REVISION: u32 = 14;
+pub const REVISION: u32 = 15;
 
 pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 

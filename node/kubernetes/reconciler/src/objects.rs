@@ -8,9 +8,10 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
+use crate::admission;
 use crate::admission::{CONTENTS_STATUS, GROUPS_STATUS};
 use crate::object::{DEFAULT_CLASS, Object, metadata};
-use crate::{admission, removed};
+use crate::removed::{self, Removed};
 
 pub const CLASS: &str = "local";
 
@@ -18,9 +19,9 @@ const ROLE: &str = STORAGE_GROUP;
 pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// All objects, in the order of their creation. The objects of a wave are created concurrently.
-pub(crate) fn waves() -> [Vec<Object>; 2] {
+pub(crate) fn waves(removed: &Removed) -> [Vec<Object>; 2] {
     // Create policies before roles.
-    let policies = admission::all().into_iter().chain(removed::objects()).collect();
+    let policies = admission::all().into_iter().chain(removed::objects(removed)).collect();
     [
         policies,
         vec![role(), binding(), resolver(), resolvers(), proxies(), joining(), kubelets(), flows(), driver(), class()],
@@ -239,7 +240,7 @@ mod tests {
         has_only_fields_of::<ClusterRoleBinding>(resolvers());
         has_only_fields_of::<ClusterRoleBinding>(kubelets());
         has_only_fields_of::<FlowSchema>(flows());
-        let [policies, _] = waves();
+        let [policies, _] = waves(&Removed::new());
         for object in policies {
             if object.resource.kind == "ValidatingAdmissionPolicy" {
                 has_only_fields_of::<ValidatingAdmissionPolicy>(object);
@@ -252,7 +253,7 @@ mod tests {
     #[test]
     fn every_object_has_the_revision() {
         assert_eq!(REVISION_ANNOTATION, format!("{DRIVER_NAME}/revision"));
-        for object in waves().into_iter().flatten() {
+        for object in waves(&Removed::new()).into_iter().flatten() {
             assert_eq!(object.want["metadata"]["annotations"][REVISION_ANNOTATION], REVISION.to_string());
         }
     }
@@ -265,9 +266,24 @@ mod tests {
         }
     }
 
+    /// Regression test: aggregated API servers were never ready, because they may not list ConfigMaps.
+    #[test]
+    fn no_policy_has_a_parameter() {
+        for object in waves(&Removed::from(["one".to_owned()])).into_iter().flatten() {
+            let spec = &object.want["spec"];
+            assert!(spec.get("paramKind").is_none() && spec.get("paramRef").is_none(), "{}", object.name);
+        }
+    }
+
+    #[test]
+    fn the_policy_contains_the_names_of_removed_nodes() {
+        let [policy, _] = removed::objects(&Removed::from(["b".to_owned(), "a.example".to_owned()]));
+        assert_eq!(policy.want["spec"]["validations"][0]["expression"], r#"!(variables.node in ["a.example","b"])"#);
+    }
+
     #[test]
     fn a_removed_node_is_denied_in_each_group_of_the_role() {
-        let [policy, _] = removed::objects();
+        let [policy, _] = removed::objects(&Removed::new());
         let denied = policy.want["spec"]["matchConstraints"]["resourceRules"][0]["apiGroups"].clone();
         let denied = denied.as_array().expect("groups");
         for rule in role().want["rules"].as_array().expect("rules") {
@@ -277,7 +293,7 @@ mod tests {
 
     #[test]
     fn each_writable_kind_has_a_policy_before_the_role() {
-        let [first, second] = waves();
+        let [first, second] = waves(&Removed::new());
         let guarded = |group: &Value, resource: &Value| {
             first.iter().any(|object| {
                 object

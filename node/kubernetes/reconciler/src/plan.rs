@@ -100,9 +100,10 @@ mod tests {
 
     use super::*;
     use crate::objects::waves;
+    use crate::removed::Removed;
 
     fn all() -> impl Iterator<Item = Object> {
-        waves().into_iter().flatten()
+        waves(&Removed::new()).into_iter().flatten()
     }
 
     fn named(kind: &str) -> Object {

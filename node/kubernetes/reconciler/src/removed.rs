@@ -1,12 +1,22 @@
 //! Policy that denies all writes of removed nodes.
 //!
 //! Kubernetes cannot revoke certificates, and a kubelet whose Node was deleted creates it again at its next start.
-//! Therefore an administrator writes the name of a removed node into a ConfigMap.
+//! Therefore an administrator writes the name of a removed node into a ConfigMap. The policy contains the names. It has
+//! no parameter, because each aggregated API server evaluates the policies of the cluster, and is not ready until it can
+//! list the kind of each parameter: ConfigMaps of all namespaces, which it may not read.
+
+use std::collections::BTreeSet;
+use std::future::ready;
 
 use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX, snapshot};
+use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
-use kube::api::ApiResource;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Client;
+use kube::api::{Api, ApiResource};
+use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
+use tracing::warn;
 
 use crate::admission::node_behind;
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
@@ -19,7 +29,7 @@ pub const REMOVED_NODES: &str = "granary-removed-nodes";
 pub const REMOVED_NODES_NAMESPACE: &str = "kube-system";
 
 /// API groups in which kubelets and the storage identity of a node may write. `*` would include the groups of aggregated
-/// API servers: these evaluate policies, too, and deny each write that matches a policy whose parameter they cannot read.
+/// API servers.
 const GROUPS: [&str; 10] = [
     "",
     "authentication.k8s.io",
@@ -43,7 +53,43 @@ pub(crate) fn node_removed(node: &str) -> String {
     )
 }
 
-pub(crate) fn objects() -> [Object; 2] {
+/// Names in the ConfigMap.
+pub(crate) type Removed = BTreeSet<String>;
+
+pub(crate) fn removed(map: Option<ConfigMap>) -> Removed {
+    map.and_then(|map| map.data).into_iter().flatten().map(|(name, _)| name).collect()
+}
+
+/// A stream of the names: all at the start, and again after each event of the ConfigMap. The watch continues after
+/// failures, with a back-off.
+pub(crate) fn changes(client: Client) -> impl Stream<Item = Removed> {
+    let maps = Api::<ConfigMap>::namespaced(client, REMOVED_NODES_NAMESPACE);
+    let only = watcher::Config::default().fields(&format!("metadata.name={REMOVED_NODES}"));
+    let mut listed = None;
+    watcher(maps, only).default_backoff().filter_map(move |event| {
+        let names = match event {
+            Ok(watcher::Event::Init) => {
+                listed = None;
+                None
+            }
+            Ok(watcher::Event::InitApply(map)) => {
+                listed = Some(map);
+                None
+            }
+            Ok(watcher::Event::InitDone) => Some(removed(listed.take())),
+            Ok(watcher::Event::Apply(map)) => Some(removed(Some(map))),
+            Ok(watcher::Event::Delete(_)) => Some(Removed::new()),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                warn!(error, "watch of {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES} failed, will continue");
+                None
+            }
+        };
+        ready(names)
+    })
+}
+
+pub(crate) fn objects(removed: &Removed) -> [Object; 2] {
     let object = |resource, want| Object { resource, name: POLICY, want, immutable: &[] };
     let node = node_behind(KUBELET_PREFIX, &node_behind(STORAGE_USER_PREFIX, "''"));
     let policy = json!({
@@ -52,7 +98,6 @@ pub(crate) fn objects() -> [Object; 2] {
         "metadata": metadata(POLICY),
         "spec": {
             "failurePolicy": "Fail",
-            "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
             "matchConstraints": {"resourceRules": [{
                 "apiGroups": GROUPS,
                 "apiVersions": ["*"],
@@ -65,7 +110,7 @@ pub(crate) fn objects() -> [Object; 2] {
             }],
             "variables": [{"name": "node", "expression": node}],
             "validations": [{
-                "expression": "!(variables.node in params.?data.orValue({}))",
+                "expression": format!("!(variables.node in {})", json!(removed)),
                 "message": format!(
                     "this node was removed from the cluster: its name is in the ConfigMap {REMOVED_NODES_NAMESPACE}/{REMOVED_NODES}"
                 ),
@@ -78,12 +123,6 @@ pub(crate) fn objects() -> [Object; 2] {
         "metadata": metadata(POLICY),
         "spec": {
             "policyName": POLICY,
-            // Without removed nodes, the ConfigMap does not exist.
-            "paramRef": {
-                "name": REMOVED_NODES,
-                "namespace": REMOVED_NODES_NAMESPACE,
-                "parameterNotFoundAction": "Allow",
-            },
             "validationActions": ["Deny"],
         },
     });

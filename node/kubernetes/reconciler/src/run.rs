@@ -1,5 +1,7 @@
 //! Creates the objects and repairs changed ones.
 
+use std::future::ready;
+use std::pin::pin;
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream};
@@ -16,6 +18,7 @@ use tracing::{debug, info, warn};
 use crate::object::{Object, REVISION};
 use crate::objects::waves;
 use crate::plan::{Step, plan, wanted};
+use crate::removed::{self, Removed};
 
 pub(crate) const FIELD_MANAGER: &str = "granary";
 
@@ -44,9 +47,31 @@ pub struct RunError {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Maintains the objects until cancelled. Healthy while all of them are correct.
+/// Maintains the objects until cancelled. Healthy while all of them are correct. Begins again when the names of removed
+/// nodes change, because a policy contains them.
 pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
-    maintain(cx, client, &waves()).await
+    let mut changes = pin!(removed::changes(client.clone()));
+    let mut names = None;
+    loop {
+        let maintained = async {
+            match &names {
+                Some(names) => maintain(cx.clone(), client.clone(), &waves(names)).await,
+                None => {
+                    cx.cancelled().await;
+                    Ok(())
+                }
+            }
+        };
+        tokio::select! {
+            ended = maintained => return ended,
+            Some(changed) = other(&mut changes, names.as_ref()) => names = Some(changed),
+        }
+    }
+}
+
+/// The next names that differ from `current`.
+async fn other(changes: &mut (impl Stream<Item = Removed> + Unpin), current: Option<&Removed>) -> Option<Removed> {
+    changes.filter(|names| ready(Some(names) != current)).next().await
 }
 
 /// Maintains these objects, one wave after the other.
@@ -178,7 +203,7 @@ fn changes(Kind { resource, objects }: Kind, client: &Client) -> BoxStream<'stat
                     true
                 }
             };
-            std::future::ready(is_relevant.then_some(()))
+            ready(is_relevant.then_some(()))
         })
         .boxed()
 }
@@ -228,7 +253,7 @@ mod tests {
 
     /// An API server that has all objects, and the number of requests for one of them.
     fn with_all_objects() -> (Client, Arc<AtomicUsize>) {
-        let all = waves().into_iter().flatten().map(|Object { resource, name, want, .. }| {
+        let all = waves(&Removed::new()).into_iter().flatten().map(|Object { resource, name, want, .. }| {
             (format!("/apis/{}/{}/{name}", resource.api_version, resource.plural), want)
         });
         let all: Arc<HashMap<String, Value>> = Arc::new(all.collect());
@@ -263,14 +288,14 @@ mod tests {
         let tree = Supervisor::start("reconciler", Settings::default(), move |cx| run(cx, client.clone()));
         timeout(INTERVAL, tree.handle().healthy()).await.unwrap().unwrap();
         tokio::time::sleep(INTERVAL / 2).await;
-        let objects = waves().iter().flatten().count();
+        let objects = waves(&Removed::new()).iter().flatten().count();
         assert_eq!(reads.load(Ordering::Relaxed), 2 * objects, "one pass at the start, and one for the list");
         tree.stop(Duration::from_secs(10)).await.unwrap();
     }
 
     #[test]
     fn correct_objects_and_their_status_need_no_pass() {
-        let objects = waves().into_iter().flatten().take(1).collect::<Vec<_>>();
+        let objects = waves(&Removed::new()).into_iter().flatten().take(1).collect::<Vec<_>>();
         let correct: DynamicObject = serde_json::from_value(objects[0].want.clone()).unwrap();
         let with_status = {
             let mut found = correct.clone();
@@ -299,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_kind_is_watched_once() {
-        let waves = waves();
+        let waves = waves(&Removed::new());
         let kinds = kinds(waves.iter().flatten());
         let watched: Vec<_> = kinds.iter().map(|kind| (kind.resource.kind.as_str(), kind.objects.len())).collect();
         assert_eq!(

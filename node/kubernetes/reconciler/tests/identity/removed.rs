@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, remove};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, remove, start};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::api::rbac::v1::ClusterRole;
@@ -30,11 +30,12 @@ pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Resul
     let of_its_storage = GOOD.by(certificate::kubelet(&cluster, "one").await?).await?;
 
     let removed: ConfigMap = serde_json::from_value(json!({"metadata": {"name": REMOVED_NODES}, "data": {"one": ""}}))?;
+    let reconciler = start("reconciler", nodes.admin.clone(), reconciler::run).await?;
     let maps = Api::namespaced(nodes.admin.clone(), REMOVED_NODES_NAMESPACE);
     maps.create(&post, &removed).await?;
     admin.delete("one", &DeleteParams::default()).await?;
     let again = node("one")?;
-    // Retry, because the API server's watch of the ConfigMap may be behind.
+    // The reconciler writes the name into the policy.
     eventually(PATIENCE, "the denial of the node", async || {
         Ok::<_, Error>(match one.create(&dry, &again).await {
             Err(Error::Api(status)) if status.message.contains(REFUSAL) => Seen::Done(()),
@@ -66,6 +67,7 @@ pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Resul
         })
     })
     .await?;
+    reconciler.stop(PATIENCE).await?;
     remove(&admin, "two").await
 }
 
