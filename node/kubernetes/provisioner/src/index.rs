@@ -46,6 +46,8 @@ type ByVolume = HashMap<VolumeId, Vec<IndexedPv>>;
 struct IndexedPv {
     name: String,
     uid: String,
+    /// This node is deleting the PV and its data.
+    is_deleted: bool,
 }
 
 impl PvIndex {
@@ -98,8 +100,13 @@ impl PvIndex {
 
     /// Whether the index has a complete list, and the watch has not failed since.
     pub(crate) fn is_current(&self) -> bool {
+        self.state().is_current()
+    }
+
+    /// Whether the index is current and has PVs of the volume, all of which this node is deleting.
+    pub(crate) fn is_ending(&self, id: &VolumeId) -> bool {
         let state = self.state();
-        state.complete.is_some() && !state.is_broken
+        state.is_current() && state.pvs.get(id).is_some_and(|pvs| pvs.iter().all(|pv| pv.is_deleted))
     }
 
     /// The name of a PV of the volume with another UID.
@@ -134,6 +141,10 @@ impl PvIndex {
 }
 
 impl State {
+    fn is_current(&self) -> bool {
+        self.complete.is_some() && !self.is_broken
+    }
+
     /// Moves `complete` to the latest request of this node whose effect has arrived.
     fn advance(&mut self) {
         let Self { pvs, removed, complete, .. } = self;
@@ -158,7 +169,8 @@ fn set(pvs: &mut ByVolume, pv: &PersistentVolume, node: &str) {
     remove(pvs, pv);
     if let Some(id) = kept_volume(pv, node) {
         let uid = pv.uid().unwrap_or_default();
-        pvs.entry(id).or_default().push(IndexedPv { name: pv.name_any(), uid });
+        let is_deleted = object::volume_of(pv, node).is_some() && plan::plan(pv) == PvPlan::Delete;
+        pvs.entry(id).or_default().push(IndexedPv { name: pv.name_any(), uid, is_deleted });
     }
 }
 
@@ -179,7 +191,9 @@ mod tests {
     use std::time::Duration;
 
     use futures::FutureExt as _;
+    use k8s_openapi::api::core::v1::PersistentVolumeStatus;
     use tokio::time::advance;
+    use volume::FINALIZER;
 
     use super::*;
     use crate::listing;
@@ -295,6 +309,30 @@ mod tests {
         foreign.spec.as_mut().and_then(|spec| spec.csi.as_mut()).expect("a source").driver = "example.invalid".into();
         index.update(&Ok(Event::Apply(foreign)));
         assert_eq!(index.other(&id(), Some("uid-pvc-1")), None);
+    }
+
+    #[test]
+    fn a_volume_is_ending_while_this_node_deletes_all_its_pvs() {
+        let index = PvIndex::new("granary".into());
+        list(&index, &[pv("pvc-1", "pvc-1", "granary")]);
+        assert!(!index.is_ending(&id()));
+        let mut released = pv("pvc-1", "pvc-1", "granary");
+        released.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        released.spec.as_mut().expect("a spec").persistent_volume_reclaim_policy = Some("Delete".into());
+        released.status = Some(PersistentVolumeStatus { phase: Some("Released".into()), ..Default::default() });
+        index.update(&Ok(Event::Apply(released.clone())));
+        assert!(index.is_ending(&id()));
+        for node in ["granary", "other"] {
+            let second = pv("by-hand", "pvc-1", node);
+            index.update(&Ok(Event::Apply(second.clone())));
+            assert!(!index.is_ending(&id()), "a second PV for {node}");
+            index.update(&Ok(Event::Delete(second)));
+            assert!(index.is_ending(&id()));
+        }
+        index.update(&Err(watcher::Error::NoResourceVersion));
+        assert!(!index.is_ending(&id()), "the watch failed");
+        index.update(&Ok(Event::Delete(released)));
+        assert!(!index.is_ending(&id()), "no PV is left");
     }
 
     #[test]

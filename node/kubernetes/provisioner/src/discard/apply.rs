@@ -7,12 +7,12 @@ use std::time::Duration;
 use supervisor::Context;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tracing::{Instrument as _, info, info_span, warn};
+use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::VolumeId;
 
 use crate::backoff::{MOST, Retry};
 use crate::context::{OCCUPIED, Provisioner, RunError};
-use crate::discard::queue::EndOfPv;
+use crate::discard::queue::{EndOfPv, Pass};
 use crate::error::{ApiError, Error};
 use crate::listing::Listing;
 
@@ -27,6 +27,15 @@ const FRESH: Duration = Duration::from_secs(5);
 /// Time for the watch to show the end of a PV before the pass requests a list.
 const UNTIL_WATCHED: Duration = Duration::from_secs(2);
 
+/// Result of a pass that did not fail.
+enum Finished {
+    /// The data is removed, or kept for a PV.
+    Complete,
+    /// All PVs of the volume are being deleted. The request that removes the finalizer of the last one may have no
+    /// response, and then the PV has no other pass.
+    Waiting,
+}
+
 /// Removes data until it is cancelled.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     let mut running = JoinSet::new();
@@ -34,17 +43,17 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
     cx.healthy();
     while !cx.is_cancelled() {
         let mut wake = Instant::now() + MOST;
-        for (id, end) in provisioner.discards.in_order() {
+        for (id, pause) in provisioner.discards.in_order() {
             if active.contains(&id) {
                 continue;
             }
-            match provisioner.attempts.wait(&backoff_key(&id)) {
+            match provisioner.attempts.wait(&backoff_key(&id)).max(pause) {
                 Some(left) => wake = wake.min(Instant::now() + left),
                 None if running.len() < PARALLEL => {
                     active.insert(id.clone());
                     let provisioner = Arc::clone(&provisioner);
                     running.spawn(async move {
-                        let result = provisioner.discard(&id, end).await;
+                        let result = provisioner.discard(&id).await;
                         (id, result)
                     });
                 }
@@ -72,19 +81,24 @@ fn backoff_key(id: &VolumeId) -> String {
 
 impl Provisioner {
     /// One pass over a volume in the trash.
-    async fn discard(&self, id: &VolumeId, end: EndOfPv) -> Result<(), Error> {
+    async fn discard(&self, id: &VolumeId) -> Result<Finished, Error> {
         let _guard = loop {
             match self.locks.try_lock(id) {
                 Some(guard) => break guard,
                 None => sleep(OCCUPIED).await,
             }
         };
+        let Some(Pass { end, is_first, is_retry }) = self.discards.begin(id) else { return Ok(Finished::Complete) };
         // The check comes before the list of PVs: it may take minutes, in which an administrator can create another PV.
-        if self.discards.begin(id) {
+        if is_first {
             self.check_projects(id).await?;
         }
-        // An administrator may have created another PV since the deletion. A volume whose PV is being deleted is added
-        // again.
+        // The PV may stay for long, for example while a policy denies the removal of its finalizer. A retry sends no
+        // request while the watch shows the PV.
+        if is_retry && self.index.is_ending(id) {
+            return Ok(Finished::Waiting);
+        }
+        // An administrator may have created another PV since the deletion.
         if let Some(listing) = self.listing_with(id, end).await? {
             return self.keep_listed(id, &listing).await;
         }
@@ -96,7 +110,7 @@ impl Provisioner {
             }
             Err(error) => return Err(Error::Store(error)),
         }
-        Ok(())
+        Ok(Finished::Complete)
     }
 
     /// Returns a list in which a PV has the volume, or `None` if no PV has it. The list includes all nodes, except for
@@ -119,23 +133,31 @@ impl Provisioner {
     }
 
     /// Restores the volume if a PV of this node keeps it, as the next sweep would.
-    async fn keep_listed(&self, id: &VolumeId, listing: &Listing) -> Result<(), Error> {
-        if let Some(pv) = listing.elsewhere(id) {
+    async fn keep_listed(&self, id: &VolumeId, listing: &Listing) -> Result<Finished, Error> {
+        let elsewhere = listing.elsewhere(id);
+        if let Some(pv) = elsewhere {
             warn!(volume = %id, pv, "deleted volume not removed: a PV that other nodes can use refers to it");
         }
         for listed in listing.of_volume(id).iter().filter(|pv| !pv.is_deleted) {
             if self.kept_pv(id, &listed.name).await?.is_some() {
-                return self.keep(id).instrument(info_span!("volume", volume = %id)).await;
+                self.keep(id).instrument(info_span!("volume", volume = %id)).await?;
+                return Ok(Finished::Complete);
             }
         }
-        Ok(())
+        Ok(if elsewhere.is_some() { Finished::Complete } else { Finished::Waiting })
     }
 
-    fn discarded(&self, id: &VolumeId, result: Result<(), Error>) {
+    fn discarded(&self, id: &VolumeId, result: Result<Finished, Error>) {
         match result {
-            Ok(()) => {
+            Ok(finished) => {
                 self.attempts.succeeded(&backoff_key(id));
-                self.discards.remove(id);
+                match finished {
+                    Finished::Complete => self.discards.remove(id),
+                    Finished::Waiting => {
+                        debug!(volume = %id, "deleted volume waits for the end of its PVs");
+                        self.discards.wait(id);
+                    }
+                }
             }
             // The next pass needs no pause, but waits behind the others.
             Err(Error::Store(error)) if self.discards.continues(id, &error) => {

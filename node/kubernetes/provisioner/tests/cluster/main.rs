@@ -100,6 +100,7 @@ fn main() -> ExitCode {
         deletion::a_volume_that_cannot_be_removed_delays_no_other,
         deletion::a_published_volume_is_kept_until_it_is_unpublished,
         requests::a_pv_created_before_the_end_of_the_former_keeps_the_data,
+        requests::a_pv_that_ends_after_its_list_leaves_no_data,
         modification::a_block_claim_is_created_with_a_class_and_gets_another,
         modification::a_class_that_is_not_possible_changes_nothing,
     ]);

@@ -1,9 +1,10 @@
 //! The provisioner's requests to the API server: their number, and what happens between them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use envtest::{Cluster, Failure, PATIENCE, gone};
+use envtest::{Cluster, Failure, PATIENCE, gone, merge};
 use http::{Method, Request};
 use kube::api::DeleteParams;
 use kube::client::Body;
@@ -33,6 +34,14 @@ struct Hold {
     go: Notify,
 }
 
+/// While it is set, requests that remove the finalizer of a PV fail, and a list of PVs arrives only after `go`.
+#[derive(Default)]
+struct StaleList {
+    is_set: AtomicBool,
+    listed: Notify,
+    go: Notify,
+}
+
 impl Requests {
     fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -40,8 +49,7 @@ impl Requests {
 
     fn add(&self, request: &Request<Body>) {
         let what = kind(request);
-        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-        if !is_watch && !what.ends_with(" csistoragecapacities") && !what.ends_with(" nodes") {
+        if !is_watch(request) && !what.ends_with(" csistoragecapacities") && !what.ends_with(" nodes") {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(what);
         }
     }
@@ -49,6 +57,10 @@ impl Requests {
 
 fn kind(request: &Request<Body>) -> String {
     format!("{} {}", request.method(), resource(request.uri().path()))
+}
+
+fn is_watch(request: &Request<Body>) -> bool {
+    request.uri().query().is_some_and(|query| query.contains("watch=true"))
 }
 
 fn recorded(client: Client, requests: Requests) -> Client {
@@ -73,6 +85,31 @@ fn held(client: Client, hold: Arc<Hold>) -> Client {
                 hold.go.notify_one();
             }
             client.send(request).await
+        }
+    });
+    Client::new(service, namespace)
+}
+
+fn with_stale_list(client: Client, stale: Arc<StaleList>) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = service_fn(move |request: Request<Body>| {
+        let (client, stale) = (client.clone(), Arc::clone(&stale));
+        async move {
+            let is_set = stale.is_set.load(Ordering::SeqCst);
+            if is_set && kind(&request) == "PATCH persistentvolumes" {
+                return Err(kube::Error::Service("a fault of the test".into()));
+            }
+            let is_list = request.method() == Method::GET
+                && request.uri().path().ends_with("/persistentvolumes")
+                && !is_watch(&request);
+            let response = client.send(request).await?;
+            if is_set && is_list {
+                stale.listed.notify_one();
+                stale.go.notified().await;
+                // Later lists pass.
+                stale.go.notify_one();
+            }
+            Ok(response)
         }
     });
     Client::new(service, namespace)
@@ -199,5 +236,31 @@ pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: A
     // The volume of the second PV is live without a comparison of disk and cluster.
     node.live(&id).await?;
     node.pvs().delete("in-between", &DeleteParams::default()).await?;
+    node.end().await
+}
+
+/// Regression: the removal left the volume in the trash until the next comparison of disk and cluster, because the list
+/// still had the PV.
+pub async fn a_pv_that_ends_after_its_list_leaves_no_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::apart(&cluster, "stale-list").await?;
+    let stale = Arc::new(StaleList::default());
+    node.storage = with_stale_list(node.storage.clone(), Arc::clone(&stale));
+    node.run().await?;
+    let (pv, other) = (node.provisioned("data", json!({})).await?, node.provisioned("other", json!({})).await?);
+    let id: VolumeId = pv.name_any().parse()?;
+    node.settled(&id).await?;
+    node.settled(&other.name_any().parse()?).await?;
+    stale.is_set.store(true, Ordering::SeqCst);
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    timeout(PATIENCE, stale.listed.notified()).await?;
+    // The API server executes a request that failed for the provisioner.
+    merge(&node.pvs(), id.as_str(), json!({"metadata": {"finalizers": null}})).await?;
+    gone(&node.pvs(), id.as_str()).await?;
+    stale.is_set.store(false, Ordering::SeqCst);
+    // When another volume was removed, the watch has shown the end of the PV, which has no other pass.
+    node.delete("other", &other).await?;
+    assert_eq!(node.volumes.retired(), [id]);
+    stale.go.notify_one();
+    node.gone(&pv).await?;
     node.end().await
 }
