@@ -41,10 +41,6 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// Deadline of operations that take seconds if no fault occurs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Deadline for the end of all removals: if the request that ended a PV had no response, the volume can wait in the trash
-/// for the next comparison of disk and cluster, 5 to 10 minutes after the last one.
-const SETTLED: Duration = Duration::from_mins(11);
-
 /// Number of claims at once.
 const TENANTS: u32 = 6;
 
@@ -228,9 +224,9 @@ impl Soak {
             if leaks.is_empty() {
                 return Ok(());
             }
-            if start.elapsed() > SETTLED {
+            if start.elapsed() > PATIENCE {
                 let all: Vec<_> = leaks.iter().map(ToString::to_string).collect();
-                return Err(format!("left after {SETTLED:?}:\n{}", all.join("\n")).into());
+                return Err(format!("left after {PATIENCE:?}:\n{}", all.join("\n")).into());
             }
             sleep(PAUSE).await;
         }
