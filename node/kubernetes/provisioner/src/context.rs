@@ -22,6 +22,7 @@ use crate::claim::ended::EndedClaims;
 use crate::claim::plan;
 use crate::classes::Classes;
 use crate::discard::queue::DiscardQueue;
+use crate::error::Error;
 use crate::events::Events;
 use crate::group::object::GroupVersion;
 use crate::index::PvIndex;
@@ -243,13 +244,6 @@ impl Provisioner {
         Some(CloneTurn { _content: content })
     }
 
-    /// Whether a removal can begin now. A pass that lists contents before its removal checks this first: a pass that
-    /// waits for a place is repeated every second, and would list as often. The check takes no place: if several passes
-    /// check before one of them takes the last place, the others list, and may list more often than once.
-    pub(crate) fn has_removal_place(&self) -> bool {
-        self.places.removals.available_permits() > 0
-    }
-
     /// Requests a place for the removal of snapshots, or of the copy of an unfinished rollback. Without a place, the
     /// pass ends with [`Outcome::Occupied`]. The pass sends no request while it has the place.
     pub(crate) fn removal_place(&self) -> Option<SemaphorePermit<'_>> {
@@ -283,6 +277,23 @@ impl Provisioner {
     pub(crate) async fn free(&self) -> Option<Bytes> {
         self.on_disk(|store| store.space().ok().map(|space| space.free())).await.ok().flatten()
     }
+}
+
+/// Takes a place or a turn after a request that has to precede the disk call. `None` if other passes have it, before or
+/// after the request.
+///
+/// No pass has a place or a turn during a request, because the API server may not answer, and no pass waits for one. A
+/// pass without one is repeated every second. The first try, which keeps nothing, prevents that such a pass sends its
+/// request as often. If other passes take the last place during the request, the next pass sends the request again.
+pub(crate) async fn take_after<T>(
+    take: impl Fn() -> Option<T>,
+    request: impl Future<Output = Result<(), Error>>,
+) -> Result<Option<T>, Error> {
+    if take().is_none() {
+        return Ok(None);
+    }
+    request.await?;
+    Ok(take())
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use serde_json::json;
 use tracing::{Instrument as _, debug, info, info_span};
 use volume::{GroupRequest, Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeGuard, VolumeId, Volumes};
 
-use crate::context::{Outcome, Provisioner};
+use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{Error, api};
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
 use crate::group::plan::{self, GroupPlan, GroupRejection};
@@ -185,9 +185,22 @@ impl Provisioner {
 
     async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(ids) else { return Ok(Outcome::Occupied) };
-        if !self.has_removal_place() {
-            return Ok(Outcome::Occupied);
+        let place = take_after(|| self.removal_place(), self.prepare_group_removal(content, ids)).await?;
+        let Some(place) = place else { return Ok(Outcome::Occupied) };
+        for id in ids {
+            info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
+            self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         }
+        drop(place);
+        if let Some(group) = content.handle().and_then(|handle| handle.parse().ok()) {
+            self.copies.begin_pass(&group);
+        }
+        release(&self.served_groups(), content, PROTECTION).await?;
+        Ok(Outcome::Complete)
+    }
+
+    /// Adopts the contents of the group's members, and verifies that no other content needs their snapshots.
+    async fn prepare_group_removal(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<(), Error> {
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
         let handle = content.handle();
         for other in all.iter().filter(|other| other.is_of_driver()) {
@@ -203,17 +216,7 @@ impl Provisioner {
                 return Err(Error::SharedSnapshot { other: other.name_any(), id });
             }
         }
-        let Some(place) = self.removal_place() else { return Ok(Outcome::Occupied) };
-        for id in ids {
-            info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
-            self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
-        }
-        drop(place);
-        if let Some(group) = handle.and_then(|handle| handle.parse().ok()) {
-            self.copies.begin_pass(&group);
-        }
-        release(&self.served_groups(), content, PROTECTION).await?;
-        Ok(Outcome::Complete)
+        Ok(())
     }
 
     async fn adopt_group(&self, content: &GroupContent) -> Result<(), Error> {

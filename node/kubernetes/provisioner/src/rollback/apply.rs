@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId};
 
 use crate::claim::plan::full_name;
-use crate::context::{Outcome, Provisioner};
+use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
 use crate::metrics::Object;
@@ -125,14 +125,14 @@ impl Provisioner {
             return Ok(Outcome::Occupied);
         }
         let of = kept_of(claim, &kept);
-        if begun.is_none() {
-            // A pass that waits for its turn is repeated every second, and would send the request as often.
-            if self.clone_turn(true, [&source]).is_none() {
-                return Ok(Outcome::Occupied);
-            }
-            self.verify_snapshot(&of, &kept, VolumeContent::Former).await?;
-        }
-        let Some(turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
+        let is_new = begun.is_none();
+        let take = || self.clone_turn(is_new, [&source]);
+        let turn = if is_new {
+            take_after(take, self.verify_snapshot(&of, &kept, VolumeContent::Former)).await?
+        } else {
+            take()
+        };
+        let Some(turn) = turn else { return Ok(Outcome::Occupied) };
         let want = RollbackRequest { claim: of, volume: id.clone(), source };
         let rolled_back = self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await?;
         drop(turn);

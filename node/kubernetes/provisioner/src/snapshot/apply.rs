@@ -16,7 +16,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal};
 
 use crate::backoff;
-use crate::context::{Outcome, Provisioner};
+use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{Error, api, unless_gone};
 use crate::events::shortened;
 use crate::metrics::Object;
@@ -203,19 +203,8 @@ impl Provisioner {
 
     /// Deletes the snapshot. The caller has the lock of the snapshot.
     async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Outcome, Error> {
-        if !self.has_removal_place() {
-            return Ok(Outcome::Occupied);
-        }
-        // An administrator may have created a second content for the snapshot.
-        let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
-        let is_other = |other: &&Content| {
-            other.metadata.uid != content.metadata.uid && other.may_show(id, &self.node) && !plan::ends_snapshot(other)
-        };
-        if let Some(other) = all.iter().find(is_other) {
-            return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
-        }
-        self.end_rollback_of(id).await?;
-        let Some(place) = self.removal_place() else { return Ok(Outcome::Occupied) };
+        let place = take_after(|| self.removal_place(), self.prepare_removal(content, id)).await?;
+        let Some(place) = place else { return Ok(Outcome::Occupied) };
         info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
         self.copies.begin_pass(id);
         let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
@@ -225,6 +214,19 @@ impl Provisioner {
         }
         release(&self.contents, content, PROTECTION).await?;
         Ok(Outcome::Complete)
+    }
+
+    /// Verifies that no other content needs the snapshot, and ends its rollback.
+    async fn prepare_removal(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+        // An administrator may have created a second content for the snapshot.
+        let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
+        let is_other = |other: &&Content| {
+            other.metadata.uid != content.metadata.uid && other.may_show(id, &self.node) && !plan::ends_snapshot(other)
+        };
+        if let Some(other) = all.iter().find(is_other) {
+            return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
+        }
+        self.end_rollback_of(id).await
     }
 
     /// Ends the rollback whose former content the snapshot keeps. A pass that ended the request on the claim may not
