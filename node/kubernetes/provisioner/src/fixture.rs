@@ -1,6 +1,14 @@
-//! Values of the unit tests.
+//! Values of the unit tests, and a fake API server.
+
+use std::convert::Infallible;
+use std::future;
 
 use fsquota::ProjectId;
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tower::service_fn;
 use units::Bytes;
 use volume::{Claim, IoLimits, Mode, Owner, Record, State, VolumeId};
 
@@ -21,4 +29,38 @@ pub(crate) fn record(mode: Mode, state: State) -> Record {
         io: IoLimits::NONE,
         state,
     }
+}
+
+/// Status code and body of a response.
+pub(crate) type Answer = (u16, String);
+
+/// Client of a fake API server. A request without an answer waits forever.
+pub(crate) fn client(answer: impl Fn(&Request<Body>) -> Option<Answer> + Send + 'static) -> Client {
+    let service = service_fn(move |request: Request<Body>| {
+        let answer = answer(&request);
+        async move {
+            let (code, body) = match answer {
+                Some(answer) => answer,
+                None => future::pending().await,
+            };
+            let response = Response::builder().status(code).body(Body::from(body.into_bytes()));
+            Ok::<_, Infallible>(response.expect("a response"))
+        }
+    });
+    Client::new(service, "default")
+}
+
+/// Answer of an API server that does not have the kind.
+pub(crate) fn no_kind() -> Answer {
+    (404, "404 page not found".to_owned())
+}
+
+/// Page of a list that has one object on each page. The token of the next page is its number.
+pub(crate) fn page(objects: &[Value], request: &Request<Body>) -> Answer {
+    let token = request.uri().query().unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("continue="));
+    let number = token.map_or(0, |token| token.parse::<usize>().expect("a token of this server"));
+    let next = (number + 1 < objects.len()).then(|| (number + 1).to_string());
+    let metadata = json!({"resourceVersion": "1", "continue": next});
+    let items: Vec<_> = objects.get(number).into_iter().collect();
+    (200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}).to_string())
 }

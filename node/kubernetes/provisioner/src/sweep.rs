@@ -411,21 +411,17 @@ fn orphans(
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::SystemTime;
 
     use envtest::FakeVolumes;
-    use http::{Request, Response, StatusCode};
     use k8s_openapi::api::core::v1::PersistentVolume;
     use kube::Client;
-    use kube::client::Body;
     use kube::runtime::watcher::Event;
-    use serde_json::{Value, json};
+    use serde_json::json;
     use supervisor::Supervisor;
     use tokio::task::yield_now;
     use tokio::time::sleep;
-    use tower::service_fn;
     use units::{Bytes, Inodes};
     use volume::{Mode, Sharing};
 
@@ -448,47 +444,30 @@ mod tests {
         listing::tests::pv(name, name, NODE)
     }
 
-    /// A page of a list, with one PV. The token of the next page is its number. `lists` counts the first pages.
-    fn page(pvs: &[Value], query: &str, lists: &AtomicU32) -> Value {
-        let number: usize = match query.split('&').find_map(|pair| pair.strip_prefix("continue=")) {
-            Some(token) => token.parse().expect("a token of this server"),
-            None => {
-                lists.fetch_add(1, Ordering::Relaxed);
-                0
-            }
-        };
-        let next = (number + 1 < pvs.len()).then(|| (number + 1).to_string());
-        json!({
-            "kind": "PersistentVolumeList", "apiVersion": "v1",
-            "metadata": {"continue": next}, "items": pvs.get(number).as_slice(),
-        })
-    }
-
     /// Client of an API server that has only these PVs, and denies requests about single PVs whose names end with
     /// `-denied`. `lists` counts the lists of PVs.
     fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
         let pvs: Vec<_> = pvs.iter().map(|pv| serde_json::to_value(pv).expect("a PV")).collect();
-        let service = service_fn(move |request: Request<Body>| {
-            let path = request.uri().path();
-            let found = match path.strip_prefix("/api/v1/persistentvolumes") {
-                Some("") => Some(page(&pvs, request.uri().query().unwrap_or_default(), &lists)),
-                Some(name) if name.ends_with("-denied") => None,
-                Some(name) => pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')).cloned(),
-                None => None,
-            };
-            let status = match &found {
-                Some(_) => StatusCode::OK,
-                None if path.ends_with("-denied") => StatusCode::FORBIDDEN,
-                None => StatusCode::NOT_FOUND,
-            };
-            let reason = status.canonical_reason().map(|reason| reason.replace(' ', ""));
-            let failure = || json!({"kind": "Status", "code": status.as_u16(), "reason": reason});
-            let content = found.unwrap_or_else(failure);
-            let mut response = Response::new(Body::from(content.to_string().into_bytes()));
-            *response.status_mut() = status;
-            async move { Ok::<_, Infallible>(response) }
-        });
-        Client::new(service, "default")
+        fixture::client(move |request| {
+            let status =
+                |code: u16, reason| (code, json!({"kind": "Status", "code": code, "reason": reason}).to_string());
+            let missing = || status(404, "NotFound");
+            Some(match request.uri().path().strip_prefix("/api/v1/persistentvolumes") {
+                Some("") => {
+                    let is_first = request.uri().query().is_none_or(|query| !query.contains("continue="));
+                    if is_first {
+                        lists.fetch_add(1, Ordering::Relaxed);
+                    }
+                    fixture::page(&pvs, request)
+                }
+                Some(name) if name.ends_with("-denied") => status(403, "Forbidden"),
+                Some(name) => {
+                    let found = pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/'));
+                    found.map_or_else(missing, |pv| (200, pv.to_string()))
+                }
+                None => missing(),
+            })
+        })
     }
 
     #[tokio::test]

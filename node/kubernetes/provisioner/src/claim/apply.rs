@@ -337,14 +337,7 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-    use std::future;
-
     use envtest::FakeVolumes;
-    use http::{Request, Response};
-    use kube::Client;
-    use kube::client::Body;
-    use tower::service_fn;
     use units::Bytes;
     use volume::{Allocation, IoLimits, Mode, Owner, State};
 
@@ -357,13 +350,12 @@ mod tests {
     /// Regression: a clone kept its place, and the lock of its source, until the API server answered.
     #[tokio::test(start_paused = true)]
     async fn other_clones_begin_while_the_api_server_does_not_answer() {
-        let silent = service_fn(|_: Request<Body>| future::pending::<Result<Response<Body>, Infallible>>());
         let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
         let (source, copy) = (id("pvc-source"), id("pvc-copy"));
         let mode = Mode::Block { allocation: Allocation::Thick };
         disk.put(&source, fixture::record(mode, State::Announced));
-        let client = Client::new(silent, "default");
-        let provisioner = Provisioner::new(client, "granary".to_owned(), disk.clone(), Metrics::default());
+        let silent = fixture::client(|_| None);
+        let provisioner = Provisioner::new(silent, "granary".to_owned(), disk.clone(), Metrics::default());
         let request = ProvisionRequest {
             id: copy.clone(),
             volume: volume::Request {

@@ -66,33 +66,17 @@ async fn find(client: &Client, version: GroupVersion) -> Result<GroupVersion, ku
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
-    use http::{Request, Response};
-    use kube::client::Body;
-    use serde_json::json;
-    use tower::service_fn;
-
     use super::*;
+    use crate::fixture;
 
     /// Client of a cluster that serves one version, or none.
     fn client(served: Option<&'static str>) -> Client {
-        let service = service_fn(move |request: Request<Body>| async move {
+        fixture::client(move |request| {
             let path =
                 |version: &str| format!("/apis/groupsnapshot.storage.k8s.io/{version}/volumegroupsnapshotcontents");
             let is_served = served.is_some_and(|version| request.uri().path() == path(version));
-            let (code, body) = if is_served {
-                let list = json!({
-                    "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": [],
-                });
-                (200, list.to_string())
-            } else {
-                (404, "404 page not found".to_owned())
-            };
-            let response = Response::builder().status(code).body(Body::from(body.into_bytes()));
-            Ok::<_, Infallible>(response.expect("a response"))
-        });
-        Client::new(service, "default")
+            Some(if is_served { fixture::page(&[], request) } else { fixture::no_kind() })
+        })
     }
 
     #[tokio::test]

@@ -298,23 +298,18 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
+    use std::iter;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
-    use std::{future, iter};
 
     use cluster::snapshot::BEING_DELETED;
     use envtest::FakeVolumes;
-    use http::{Request, Response};
-    use kube::Client;
-    use kube::client::Body;
     use tokio::time::timeout;
-    use tower::service_fn;
     use units::Bytes;
     use volume::DRIVER_NAME;
 
     use super::*;
-    use crate::Metrics;
+    use crate::{Metrics, fixture};
 
     const NODE: &str = "granary";
 
@@ -334,11 +329,11 @@ mod tests {
     async fn other_snapshots_are_removed_while_a_list_has_no_answer() {
         let requests = Arc::<AtomicU32>::default();
         let counter = Arc::clone(&requests);
-        let silent = service_fn(move |_: Request<Body>| {
+        let client = fixture::client(move |_| {
             counter.fetch_add(1, Ordering::Relaxed);
-            future::pending::<Result<Response<Body>, Infallible>>()
+            None
         });
-        let (client, disk) = (Client::new(silent, "default"), Arc::new(FakeVolumes::with_size(Bytes::GIB)));
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
         let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
         let all_places = || iter::from_fn(|| provisioner.removal_place()).collect::<Vec<_>>();
         let count = all_places().len();

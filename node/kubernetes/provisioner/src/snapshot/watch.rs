@@ -105,46 +105,28 @@ pub(crate) fn ends(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use envtest::FakeVolumes;
-    use http::{Request, Response};
     use kube::Client;
-    use kube::client::Body;
     use prometheus::{Registry, TextEncoder};
-    use serde_json::json;
     use supervisor::Supervisor;
-    use tower::service_fn;
     use units::Bytes;
 
     use super::*;
-    use crate::{Metrics, Settings};
+    use crate::{Metrics, Settings, fixture};
 
     /// Client of an API server that serves contents, of which there are none, when they are `installed`.
     fn client(installed: &Arc<AtomicBool>) -> Client {
         let installed = Arc::clone(installed);
-        let service = service_fn(move |request: Request<Body>| {
-            let is_installed = installed.load(Ordering::Relaxed);
+        fixture::client(move |request| {
             let is_watch = request.uri().query().is_some_and(|query| query.contains("watch="));
-            async move {
-                if is_installed && is_watch {
-                    future::pending::<()>().await;
-                }
-                let (code, body) = if is_installed {
-                    let list = json!({
-                        "kind": "VolumeSnapshotContentList", "apiVersion": "snapshot.storage.k8s.io/v1",
-                        "metadata": {"resourceVersion": "1"}, "items": [],
-                    });
-                    (200, list.to_string())
-                } else {
-                    (404, "404 page not found".to_owned())
-                };
-                let response = Response::builder().status(code).body(Body::from(body.into_bytes()));
-                Ok::<_, Infallible>(response.expect("a response"))
+            match (installed.load(Ordering::Relaxed), is_watch) {
+                (true, true) => None,
+                (true, false) => Some(fixture::page(&[], request)),
+                (false, _) => Some(fixture::no_kind()),
             }
-        });
-        Client::new(service, "default")
+        })
     }
 
     #[tokio::test(start_paused = true)]
