@@ -1,12 +1,14 @@
-//! List of the PVs in the API server. The sweep compares it with the disk, and other parts use it where the watch does
-//! not suffice.
+//! Lists in pages, and the list of the PVs. The sweep compares the PVs with the disk, and other parts use them where
+//! the watch does not suffice.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use volume::VolumeId;
 
@@ -16,6 +18,32 @@ use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
 const PAGE: u32 = 500;
+
+/// Reads all pages of a list. Without a resource version, the first one is a consistent read, and the others continue
+/// it.
+pub(crate) async fn list_each<K>(objects: &Api<K>, mut add: impl FnMut(K)) -> kube::Result<()>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = objects.list(&params).await?;
+        page.items.into_iter().for_each(&mut add);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
+pub(crate) async fn list_all<K>(objects: &Api<K>) -> kube::Result<Vec<K>>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let mut all = Vec::new();
+    list_each(objects, |object| all.push(object)).await?;
+    Ok(all)
+}
 
 #[derive(Debug)]
 pub(crate) struct Listing {
@@ -50,20 +78,10 @@ impl Listing {
         listing
     }
 
-    /// Reads all pages. Without a resource version, the first one is a consistent read, and the others continue it.
     async fn read(pvs: &Api<PersistentVolume>, node: &str) -> Result<Self, ApiError> {
         let mut listing = Self::new();
-        let mut params = ListParams::default().limit(PAGE);
-        loop {
-            let page = pvs.list(&params).await.map_err(api("list the PVs"))?;
-            for pv in &page {
-                listing.add(pv, node);
-            }
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(listing),
-            }
-        }
+        list_each(pvs, |pv| listing.add(&pv, node)).await.map_err(api("list the PVs"))?;
+        Ok(listing)
     }
 
     fn add(&mut self, pv: &PersistentVolume, node: &str) {

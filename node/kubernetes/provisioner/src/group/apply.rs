@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use apiclient::is_missing;
 use cluster::snapshot::MANAGED_BY;
 use cluster::snapshot::group::PROTECTION;
-use kube::api::ListParams;
+use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -17,6 +17,7 @@ use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{Error, api};
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
 use crate::group::plan::{self, GroupPlan, GroupRejection};
+use crate::listing::{list_all, list_each};
 use crate::pv::object;
 use crate::snapshot::apply::{backoff_key, patch, patch_status, release, show_failure};
 use crate::snapshot::plan::ends_snapshot;
@@ -58,8 +59,8 @@ impl Provisioner {
     /// Lists all contents of groups. The list is empty in a cluster without the kind.
     pub(crate) async fn all_groups(&self) -> Result<Vec<GroupContent>, Error> {
         for version in GroupVersion::ALL {
-            match self.groups(version).list(&ListParams::default()).await {
-                Ok(contents) => return Ok(contents.items),
+            match list_all(&self.groups(version)).await {
+                Ok(contents) => return Ok(contents),
                 Err(error) if is_missing(&error) => {}
                 Err(error) => return Err(api("list the contents of groups")(error).into()),
             }
@@ -97,14 +98,14 @@ impl Provisioner {
         let here = |id: &&VolumeId| records.contains_key(*id);
         let mut places: BTreeMap<_, _> = wanted.iter().filter(here).map(|id| (id.clone(), self.node.clone())).collect();
         if source.group_snapshot_handles.is_none() && places.len() < wanted.len() {
-            let pvs = self.pvs.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
-            for pv in &pvs {
-                let (Some(id), Some(node)) = (object::handle(pv), object::node_of(pv)) else { continue };
+            let add = |pv: PersistentVolume| {
+                let (Some(id), Some(node)) = (object::handle(&pv), object::node_of(&pv)) else { return };
                 // A PV of this node whose volume is missing on the disk has no place.
                 if wanted.contains(&id) && node != self.node {
                     places.insert(id, node.to_owned());
                 }
-            }
+            };
+            list_each(&self.pvs, add).await.map_err(api("list the PVs"))?;
         }
         Ok(places)
     }
@@ -201,7 +202,7 @@ impl Provisioner {
 
     /// Adopts the contents of the group's members, and verifies that no other content needs their snapshots.
     async fn prepare_group_removal(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<(), Error> {
-        let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
+        let all = list_all(&self.contents).await.map_err(api("list the contents"))?;
         let handle = content.handle();
         for other in all.iter().filter(|other| other.is_of_driver()) {
             let Some(id) = other.id().filter(|id| ids.contains(id)) else { continue };

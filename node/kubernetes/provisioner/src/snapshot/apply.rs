@@ -7,7 +7,7 @@ use apiclient::is_missing;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use dir::Ensured;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
@@ -19,6 +19,7 @@ use crate::backoff;
 use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{Error, api, unless_gone};
 use crate::events::shortened;
+use crate::listing::list_all;
 use crate::metrics::Object;
 use crate::snapshot::object::{Content, SnapshotClass, SnapshotError};
 use crate::snapshot::plan::{self, SnapshotPlan};
@@ -219,7 +220,7 @@ impl Provisioner {
     /// Verifies that no other content needs the snapshot, and ends its rollback.
     async fn prepare_removal(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
         // An administrator may have created a second content for the snapshot.
-        let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
+        let all = list_all(&self.contents).await.map_err(api("list the contents"))?;
         let is_other = |other: &&Content| {
             other.metadata.uid != content.metadata.uid && other.may_show(id, &self.node) && !plan::ends_snapshot(other)
         };

@@ -13,13 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use apiclient::is_missing;
-use kube::api::ListParams;
 use tracing::{info, warn};
 use volume::{Owner, Record, State, VolumeId};
 
 use crate::context::Provisioner;
 use crate::error::{Error, api};
 use crate::group::object::GroupContent;
+use crate::listing::list_all;
 use crate::snapshot::object::Content;
 
 /// Snapshots of which no content exists.
@@ -40,8 +40,8 @@ impl Provisioner {
         if snapshots.is_empty() {
             return Ok(BTreeSet::new());
         }
-        let listed = match self.contents.list(&ListParams::default()).await {
-            Ok(contents) => contents.items,
+        let listed = match list_all(&self.contents).await {
+            Ok(contents) => contents,
             // The CRDs were removed with all contents, which proves nothing about a snapshot.
             Err(error) if is_missing(&error) => Vec::new(),
             Err(error) => return Err(api("list the contents of snapshots")(error).into()),
@@ -93,12 +93,16 @@ fn findings(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::SystemTime;
 
+    use envtest::FakeVolumes;
     use serde_json::json;
+    use units::Bytes;
     use volume::{Mode, Sharing};
 
     use super::*;
+    use crate::Metrics;
     use crate::fixture::{self, id};
 
     const NODE: &str = "one";
@@ -110,6 +114,27 @@ mod tests {
     fn content(uid: &str, driver: &str) -> Content {
         let spec = json!({"driver": driver, "source": {"volumeHandle": "pvc-1"}});
         serde_json::from_value(json!({"metadata": {"uid": uid}, "spec": spec})).expect("a content")
+    }
+
+    #[tokio::test]
+    async fn a_content_on_a_later_page_keeps_its_snapshot() {
+        let contents = ["first", "later"].map(|uid| {
+            let spec = json!({"driver": "local.granary.dev", "source": {"volumeHandle": "pvc-1"}});
+            json!({"metadata": {"name": uid, "uid": uid}, "spec": spec})
+        });
+        let client = fixture::client(move |request| {
+            let is_list = request.uri().path().ends_with("/volumesnapshotcontents");
+            Some(if is_list { fixture::page(&contents, request) } else { fixture::no_kind() })
+        });
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let snapshots = ["snapshot-first", "snapshot-later", "snapshot-left"].map(id);
+        let snapshots = snapshots.map(|id| (id, record(State::Staged)));
+        for (id, record) in &snapshots {
+            disk.put(id, record.clone());
+        }
+        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+        provisioner.sweep_snapshots(&snapshots.into(), &BTreeSet::new()).await.expect("a comparison");
+        assert_eq!(disk.live(), ["snapshot-first", "snapshot-later"].map(id));
     }
 
     #[test]
