@@ -2,7 +2,9 @@
 
 use std::convert::Infallible;
 use std::future;
+use std::sync::Arc;
 
+use envtest::FakeVolumes;
 use fsquota::ProjectId;
 use http::{Request, Response};
 use kube::Client;
@@ -10,7 +12,12 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tower::service_fn;
 use units::Bytes;
-use volume::{Claim, IoLimits, Mode, Owner, Record, State, VolumeId};
+use volume::{Allocation, Claim, IoLimits, Mode, Owner, Record, State, VolumeId};
+
+use crate::Metrics;
+use crate::context::Provisioner;
+
+pub(crate) const NODE: &str = "granary";
 
 pub(crate) fn id(text: &str) -> VolumeId {
     text.parse().expect("an identifier")
@@ -63,4 +70,20 @@ pub(crate) fn page(objects: &[Value], request: &Request<Body>) -> Answer {
     let metadata = json!({"resourceVersion": "1", "continue": next});
     let items: Vec<_> = objects.get(number).into_iter().collect();
     (200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}).to_string())
+}
+
+/// A provisioner whose API server answers no request, and its disk, which has these block volumes of 1 GiB.
+pub(crate) fn unanswered(volumes: &[&VolumeId]) -> (Arc<Provisioner>, Arc<FakeVolumes>) {
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+    for volume in volumes {
+        disk.put(volume, record(Mode::Block { allocation: Allocation::Thick }, State::Announced));
+    }
+    let provisioner = Provisioner::new(client(|_| None), NODE.to_owned(), disk.clone(), Metrics::default());
+    (Arc::new(provisioner), disk)
+}
+
+/// Whether as many passes as there are places get turns over clones of these sources.
+pub(crate) fn has_turns(provisioner: &Provisioner, sources: [&VolumeId; 2]) -> bool {
+    let turns = sources.map(|source| provisioner.clone_turn(true, [source]));
+    turns.iter().all(Option::is_some)
 }

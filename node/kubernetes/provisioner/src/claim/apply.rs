@@ -337,12 +337,10 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
-    use envtest::FakeVolumes;
     use units::Bytes;
-    use volume::{Allocation, IoLimits, Mode, Owner, State};
+    use volume::{Allocation, IoLimits, Mode, Owner};
 
     use super::*;
-    use crate::Metrics;
     use crate::claim::plan::AccessMode;
     use crate::class::ReclaimPolicy;
     use crate::fixture::{self, id};
@@ -350,19 +348,15 @@ mod tests {
     /// Regression: a clone kept its place, and the lock of its source, until the API server answered.
     #[tokio::test(start_paused = true)]
     async fn other_clones_begin_while_the_api_server_does_not_answer() {
-        let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
         let (source, copy) = (id("pvc-source"), id("pvc-copy"));
-        let mode = Mode::Block { allocation: Allocation::Thick };
-        disk.put(&source, fixture::record(mode, State::Announced));
-        let silent = fixture::client(|_| None);
-        let provisioner = Provisioner::new(silent, "granary".to_owned(), disk.clone(), Metrics::default());
+        let (provisioner, disk) = fixture::unanswered(&[&source]);
         let request = ProvisionRequest {
             id: copy.clone(),
             volume: volume::Request {
                 claim: Claim { uid: "copy".into(), namespace: "shop".into(), name: "copy".into() },
                 owner: Owner::Provisioner,
                 class: "local".into(),
-                mode,
+                mode: Mode::Block { allocation: Allocation::Thick },
                 size: Bytes::GIB,
                 source: Some(source.clone()),
             },
@@ -376,8 +370,6 @@ mod tests {
         let mut pass = pin!(provisioner.create_volume(&request, turn));
         assert!(timeout(SLOW, &mut pass).await.is_err(), "the PV is created without an answer");
         assert!(disk.record(&copy).is_some());
-        // As many clones as there are places.
-        let turns = [&source, &id("pvc-other")].map(|source| provisioner.clone_turn(true, [source]));
-        assert!(turns.iter().all(Option::is_some));
+        assert!(fixture::has_turns(&provisioner, [&source, &id("pvc-other")]));
     }
 }

@@ -247,3 +247,31 @@ impl Provisioner {
         show_failure(&self.served_groups(), content, shown, error, report).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+    use volume::DRIVER_NAME;
+
+    use super::*;
+    use crate::fixture::{self, NODE, id};
+
+    #[tokio::test(start_paused = true)]
+    async fn other_clones_begin_while_the_status_is_not_written() {
+        let sources = ["pvc-1", "pvc-2"].map(id);
+        let (provisioner, disk) = fixture::unanswered(&sources.each_ref());
+        let content = json!({
+            "metadata": {"name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}},
+            "spec": {
+                "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandles": ["pvc-1", "pvc-2"]},
+            },
+        });
+        let content = serde_json::from_value(content).expect("a content");
+        let mut pass = Box::pin(reconcile_group(Arc::new(content), Arc::clone(&provisioner)));
+        assert!(timeout(Duration::from_secs(1), &mut pass).await.is_err(), "the status is written without an answer");
+        assert!(disk.record(&id("group-taken-pvc-2")).is_some());
+        assert!(fixture::has_turns(&provisioner, sources.each_ref()));
+    }
+}

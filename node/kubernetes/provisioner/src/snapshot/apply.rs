@@ -310,9 +310,8 @@ mod tests {
     use volume::DRIVER_NAME;
 
     use super::*;
-    use crate::{Metrics, fixture};
-
-    const NODE: &str = "granary";
+    use crate::Metrics;
+    use crate::fixture::{self, NODE, id};
 
     fn deleted_content(uid: &str) -> Arc<Content> {
         let content = json!({
@@ -323,6 +322,21 @@ mod tests {
             "spec": {"driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandle": "pvc-1"}},
         });
         Arc::new(serde_json::from_value(content).expect("a content"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_clones_begin_while_the_status_is_not_written() {
+        let source = id("pvc-1");
+        let (provisioner, disk) = fixture::unanswered(&[&source]);
+        let content = json!({
+            "metadata": {"name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}},
+            "spec": {"driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandle": "pvc-1"}},
+        });
+        let content = serde_json::from_value(content).expect("a content");
+        let mut pass = Box::pin(reconcile_content(Arc::new(content), Arc::clone(&provisioner)));
+        assert!(timeout(Duration::from_secs(1), &mut pass).await.is_err(), "the status is written without an answer");
+        assert!(disk.record(&id("snapshot-taken")).is_some());
+        assert!(fixture::has_turns(&provisioner, [&source, &id("pvc-other")]));
     }
 
     /// Regression: four deletions kept all places until the API server answered.
