@@ -239,9 +239,13 @@ impl Provisioner {
         is_new: bool,
         sources: impl IntoIterator<Item = &'a VolumeId>,
     ) -> Option<CloneTurn<'_>> {
-        let sources = sources.into_iter().map(|id| self.locks.try_lock(id)).collect::<Option<Vec<_>>>()?;
+        let sources = self.try_lock_all(sources)?;
         let content = if is_new { Some((self.places.clones.try_acquire().ok()?, sources)) } else { None };
         Some(CloneTurn { _content: content })
+    }
+
+    pub(crate) fn try_lock_all<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> Option<Vec<VolumeGuard>> {
+        ids.into_iter().map(|id| self.locks.try_lock(id)).collect()
     }
 
     /// Requests a place for the removal of snapshots, or of the copy of an unfinished rollback. Without a place, the

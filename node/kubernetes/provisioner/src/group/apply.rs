@@ -11,7 +11,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tracing::{Instrument as _, debug, info, info_span};
-use volume::{GroupRequest, Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeGuard, VolumeId, Volumes};
+use volume::{GroupRequest, Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeId, Volumes};
 
 use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{Error, api};
@@ -108,10 +108,6 @@ impl Provisioner {
             list_each(&self.pvs, add).await.map_err(api("list the PVs"))?;
         }
         Ok(places)
-    }
-
-    fn try_lock_all<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> Option<Vec<VolumeGuard>> {
-        ids.into_iter().map(|id| self.locks.try_lock(id)).collect()
     }
 
     /// Runs one pass. The status gets the instant after the first pass, and the handles when all snapshots are ready.
