@@ -20,8 +20,8 @@ use units::Bytes;
 use volume::{State, VolumeId};
 
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-const STOP: Duration = Duration::from_secs(20);
+pub const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+pub const STOP: Duration = Duration::from_secs(20);
 
 /// Creates the reconciler's objects, once for all cases.
 pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {

@@ -1,7 +1,6 @@
 //! The real scheduler, which reads the node's capacity. The tests act as the kubelet.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, merge, merge_status};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,9 +10,7 @@ use serde_json::{Value, json};
 
 use crate::capacity::{DISK, publishes, register};
 use crate::id_of;
-use crate::node::{Node, SELECTED_NODE, until};
-
-const STOP: Duration = Duration::from_secs(20);
+use crate::node::{Node, SELECTED_NODE, STOP, until};
 
 /// The scheduler's message about a node whose capacity is too small.
 const NO_SPACE: &str = "did not have enough free storage";

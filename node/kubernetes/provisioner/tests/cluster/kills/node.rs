@@ -1,7 +1,6 @@
 //! A node whose provisioner is killed, and its user.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, SnapshotApi, create, merge};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -18,13 +17,10 @@ use volume::{State, VolumeId};
 use super::api;
 use super::disk::Fused;
 use super::fuse::{Fuse, Kill, Passed};
-use crate::node::until;
+use crate::node::{PROVISIONER, SELECTED_NODE, STOP, until};
 
 pub const CLASS: &str = "kills";
 pub const NAMESPACE: &str = "kills";
-pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-const STOP: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
