@@ -11,11 +11,11 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 
 use crate::INSTANCE;
+use crate::bound::PROVISIONER;
 use crate::clone::CLAIM;
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::object::{Object, metadata};
 use crate::pv_policy::pvs;
-use crate::reclaimer::PROVISIONER;
 
 const SYSTEM_NAMESPACE: &str = "kube-system";
 

@@ -10,7 +10,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
 use units::Bytes;
 
-use crate::reclaimer::PROVISIONER;
+/// Annotations with the claim's provisioner. Older controllers write the second annotation.
+pub(crate) const PROVISIONER: [&str; 2] =
+    ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
 
 /// The PV of a claim that is being expanded, gets another VolumeAttributesClass, or returns to a snapshot. `None` for
 /// all other claims, and for claims of another provisioner.

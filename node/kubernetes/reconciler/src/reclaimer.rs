@@ -26,15 +26,12 @@ use supervisor::Context;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::bound::PROVISIONER;
 use crate::clone::Source;
 use crate::control::{WatchEnded, control};
 use crate::placement::{self, NoNode, Published};
 use crate::selections::{Selections, size_of};
 use crate::{INSTANCE, bound, clone};
-
-/// Annotations with the claim's provisioner. Older controllers write the second annotation.
-pub(crate) const PROVISIONER: [&str; 2] =
-    ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
 
 /// Interval of examining claims again, because a watch may miss the deletion of a node.
 const INTERVAL: Duration = Duration::from_mins(5);
