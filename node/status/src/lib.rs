@@ -25,6 +25,7 @@ mod page;
 mod recent;
 #[cfg(test)]
 mod sample;
+mod seconds;
 mod server;
 
 pub use mesh::{Mesh, Peer};

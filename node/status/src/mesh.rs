@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use units::Bytes;
 
-use crate::model::maybe_seconds;
+use crate::seconds::maybe_seconds;
 
 /// Peers renew their keys every two minutes while they send. After three minutes without renewal, packets are dropped:
 /// WireGuard's `REJECT_AFTER_TIME`.

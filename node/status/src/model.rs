@@ -3,10 +3,11 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use supervisor::State;
 use units::Bytes;
 
+use crate::seconds::{maybe_seconds, seconds};
 use crate::{Mesh, Warning};
 
 /// Usage of a filesystem volume in percent from which it is reported as almost full.
@@ -284,13 +285,4 @@ pub struct Certificate {
     pub name: String,
     #[serde(rename = "expires_unix_seconds")]
     pub expires: i64,
-}
-
-/// Serde passes references.
-pub(crate) fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u64(time.as_secs())
-}
-
-pub(crate) fn maybe_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    time.map(|time| time.as_secs()).serialize(serializer)
 }

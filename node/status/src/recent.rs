@@ -21,7 +21,7 @@ pub struct Warning {
     pub text: String,
     pub count: u64,
     /// Time since the last occurrence.
-    #[serde(rename = "seconds_ago", serialize_with = "crate::model::seconds")]
+    #[serde(rename = "seconds_ago", serialize_with = "crate::seconds::seconds")]
     pub ago: Duration,
 }
 
