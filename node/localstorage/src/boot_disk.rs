@@ -7,24 +7,19 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::num::NonZeroU32;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use gpt::{Extent, Guid, ParseError, Partition, PartitionTable, Table, guid};
-use nix::errno::Errno;
+use gpt::{Extent, Guid, ParseError, Partition, PartitionTable, Table};
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::content::Ends;
-use crate::disk::{FoundDisk, Role, root};
-use crate::error::FindError;
-use crate::plan::MINIMUM;
+use crate::content::{DATA_PARTITION, Ends, MINIMUM};
+use crate::disk::root;
+use crate::error::{BootDiskError, FindError};
+use crate::found::{FoundDisk, Role};
 use crate::{sys, sysfs};
-
-/// Type of the partition with the node's data: a random UUID, generated for this purpose.
-pub const DATA_PARTITION: Guid = guid!("793a9f54-88f2-464f-99d7-63533fe78374");
 
 const NAME: &str = "DATA";
 /// Returns a new random UUID at each read, random(4).
@@ -36,30 +31,6 @@ pub(crate) enum Wanted {
     New,
     /// Extend the data partition as far as the disk allows.
     Longer,
-}
-
-/// The partition table of the boot disk could not be changed. The disk has either the former or the new table.
-#[derive(Debug, thiserror::Error)]
-pub enum BootDiskError {
-    #[error("cannot {step} {}", path.display())]
-    Disk { step: &'static str, path: PathBuf, source: io::Error },
-    #[error(
-        "the former partition table of disk {} has partition {number} of {size} at {start}, after the system; \
-         the table is unchanged; {}",
-        path.display(), remedy(*kind)
-    )]
-    Former { path: PathBuf, number: u32, start: Bytes, size: Bytes, kind: Guid },
-    #[error("the kernel rejected partition {number} of the new table of {}; restart the machine", path.display())]
-    Shown { path: PathBuf, number: NonZeroU32, source: Errno },
-}
-
-fn remedy(kind: Guid) -> &'static str {
-    if kind == DATA_PARTITION {
-        "the partition has a node's data: write an image that ends where the former one did to the disk, or, if the \
-         data is not needed, zeros over the last MiB of the disk"
-    } else {
-        "if the partition is not needed, write zeros over the last MiB of the disk"
-    }
 }
 
 /// A change of the table: the new table, and the changed partition.

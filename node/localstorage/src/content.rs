@@ -1,8 +1,15 @@
 //! Content of a disk.
 
+use gpt::{Guid, guid};
 use units::Bytes;
 
 use crate::signature::{Mark, Signature};
+
+/// Size of the smallest disk that is formatted. XFS itself needs 300 MiB.
+pub const MINIMUM: Bytes = Bytes::new(512 << 20);
+
+/// Type of the partition with the node's data: a random UUID, generated for this purpose.
+pub const DATA_PARTITION: Guid = guid!("793a9f54-88f2-464f-99d7-63533fe78374");
 
 /// Label of the node's file system: twelve bytes, the maximum of XFS.
 pub const LABEL: &str = "granary-data";

@@ -11,9 +11,10 @@ use nix::libc::dev_t;
 use tracing::warn;
 use units::Bytes;
 
-use crate::boot_disk::{self, DATA_PARTITION, Wanted};
-use crate::content::{Content, END, Ends, Geometry};
+use crate::boot_disk::{self, Wanted};
+use crate::content::{Content, DATA_PARTITION, END, Ends, Geometry};
 use crate::error::{FindError, NoDataDisk};
+use crate::found::{FoundDisk, Role};
 use crate::plan::{Decision, plan};
 use crate::probe::{ProbeError, probe};
 use crate::program::Programs;
@@ -24,30 +25,6 @@ const SYSTEM_SERIAL: &str = "system";
 const DATA_SERIAL: &str = "data";
 /// Prefix of the serial numbers of disks with archives of images.
 pub const ARCHIVE_SERIALS: &str = "image-";
-
-/// Purpose of a disk. Candidates for the data are the disks with the highest role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// The system or an archive of images: never selected for the data.
-    System,
-    Unnamed,
-    /// Designated for the data by the serial number.
-    Data,
-    /// A partition on any disk, designated for the data by its type.
-    Partition,
-}
-
-/// A disk of the machine, or a data partition, which counts as a separate disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundDisk {
-    /// Kernel name: `vda`, `vda3`.
-    pub name: String,
-    pub device: PathBuf,
-    pub role: Role,
-    pub read_only: bool,
-    pub size: Bytes,
-    pub content: Content,
-}
 
 /// The selected disk for the data, not changed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,16 +1,15 @@
 //! Errors of disks and directories.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use gpt::TableState;
+use gpt::{Guid, TableState};
 use nix::errno::Errno;
 use units::Bytes;
 
-use crate::boot_disk::BootDiskError;
-use crate::content::LABEL;
-use crate::plan::MINIMUM;
+use crate::content::{DATA_PARTITION, LABEL, MINIMUM};
 use crate::probe::ProbeError;
 use crate::program::RunError;
 use crate::signature::Signature;
@@ -64,6 +63,30 @@ fn other_disks(foreign: &[String]) -> String {
     } else {
         let foreign = foreign.join(", ");
         format!(" (disks with other data: {foreign}; without them, the node would use the free space of the boot disk)")
+    }
+}
+
+/// The partition table of the boot disk could not be changed. The disk has either the former or the new table.
+#[derive(Debug, thiserror::Error)]
+pub enum BootDiskError {
+    #[error("cannot {step} {}", path.display())]
+    Disk { step: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "the former partition table of disk {} has partition {number} of {size} at {start}, after the system; \
+         the table is unchanged; {}",
+        path.display(), remedy(*kind)
+    )]
+    Former { path: PathBuf, number: u32, start: Bytes, size: Bytes, kind: Guid },
+    #[error("the kernel rejected partition {number} of the new table of {}; restart the machine", path.display())]
+    Shown { path: PathBuf, number: NonZeroU32, source: Errno },
+}
+
+fn remedy(kind: Guid) -> &'static str {
+    if kind == DATA_PARTITION {
+        "the partition has a node's data: write an image that ends where the former one did to the disk, or, if the \
+         data is not needed, zeros over the last MiB of the disk"
+    } else {
+        "if the partition is not needed, write zeros over the last MiB of the disk"
     }
 }
 

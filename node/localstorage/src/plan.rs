@@ -2,14 +2,9 @@
 
 use std::ptr;
 
-use units::Bytes;
-
-use crate::content::Content;
-use crate::disk::{FoundDisk, Role};
+use crate::content::{Content, MINIMUM};
 use crate::error::NoDataDisk;
-
-/// Size of the smallest disk that is formatted. XFS itself needs 300 MiB.
-pub const MINIMUM: Bytes = Bytes::new(512 << 20);
+use crate::found::{FoundDisk, Role};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision<'seen> {
@@ -102,6 +97,7 @@ fn names(disks: &[&FoundDisk]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use units::Bytes;
 
     use super::*;
     use crate::content::Geometry;

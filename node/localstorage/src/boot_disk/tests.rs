@@ -1,4 +1,6 @@
-use gpt::TableState;
+use std::num::NonZeroU32;
+
+use gpt::{TableState, guid};
 use proptest::prelude::*;
 
 use super::*;
