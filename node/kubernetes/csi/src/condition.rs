@@ -11,7 +11,7 @@ use units::Bytes;
 use volume::{ALMOST_FULL, DiskFault, Records, VolumeId};
 
 use crate::host::{LoopDevice, PathContents};
-use crate::node::signed;
+use crate::request::signed;
 
 /// Omits entries without a limit, because CSI requires a total. A block volume has only a total: its usage is unknown.
 pub(crate) fn usage(found: &PathContents) -> Vec<VolumeUsage> {

@@ -5,7 +5,7 @@
 //! provisioner's volumes, but does not change them.
 
 mod group;
-mod plan;
+pub(crate) mod plan;
 mod request;
 mod snapshots;
 
@@ -44,11 +44,8 @@ use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Pl
 use crate::controller::snapshots::Take;
 use crate::host::{Host, PathContents};
 use crate::identity::topology;
-use crate::node::signed;
-use crate::request::volume_id;
+use crate::request::{signed, volume_id};
 use crate::status::{Change, ControllerError};
-
-pub(crate) use plan::{Conflict, SourceRejection};
 
 const CAPABILITIES: [rpc::Type; 12] = [
     rpc::Type::CreateDeleteVolume,

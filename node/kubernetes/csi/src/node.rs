@@ -25,7 +25,7 @@ use crate::host::{Host, Inspection, PathContents};
 use crate::identity::node_info;
 use crate::layout::{DEVICES, matches};
 use crate::plan::{self, PlanError, Step, Volume};
-use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish};
+use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish, signed};
 use crate::status::{Call, CallError, Failure};
 
 /// The kubelet still reads the volume condition, which CSI 1.13 replaces by the volume health.
@@ -264,11 +264,6 @@ impl Operation for Check {
         };
         Ok(NodeGetVolumeHealthResponse { volume_health: Some(health(&self.volume, found.as_ref(), &faults)) })
     }
-}
-
-/// Converts a size to the signed type of CSI. Larger numbers become `i64::MAX`.
-pub(crate) fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 #[tonic::async_trait]

@@ -19,6 +19,11 @@ const PATH_MAX: usize = 4096;
 /// CSI's limit of names, in bytes.
 pub(crate) const NAME_MAX: usize = 128;
 
+/// Converts a size to the signed type of CSI. Larger numbers become `i64::MAX`.
+pub(crate) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     #[error("{field} is missing")]

@@ -8,7 +8,7 @@ use loopdev::AttachError;
 use tonic::{Code, Status};
 use volume::{Claim, FreezeError, SourceError, ThrottleError, VolumeId, VolumeRefusal};
 
-use crate::controller::{Conflict, SourceRejection};
+use crate::controller::plan::{Conflict, SourceRejection};
 use crate::host::{ActError, CgroupError, LookError};
 use crate::plan::PlanError;
 use crate::request::{PathError, RequestError};

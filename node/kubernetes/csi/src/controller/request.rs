@@ -316,7 +316,7 @@ impl Range {
     }
 
     fn impossible(self) -> RequestError {
-        let signed = |bytes: Option<Bytes>| bytes.map_or(0, |bytes| crate::node::signed(bytes.get()));
+        let signed = |bytes: Option<Bytes>| bytes.map_or(0, |bytes| crate::request::signed(bytes.get()));
         RequestError::Range { required: signed(self.required), limit: signed(self.limit) }
     }
 }

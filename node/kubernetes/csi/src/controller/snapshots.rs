@@ -7,8 +7,7 @@ use proto::csi::{CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, Snapsh
 use volume::{Claim, GroupRequest, Owner, Record, SnapshotParameters, SnapshotRequest, State, VolumeId};
 
 use crate::controller::request::{digest, name};
-use crate::node::signed;
-use crate::request::{NAME_MAX, RequestError, required, volume_id};
+use crate::request::{NAME_MAX, RequestError, required, signed, volume_id};
 use crate::status::ControllerError;
 
 /// Prefixes of the IDs of snapshots and groups, as in the names of external-snapshotter, so that no volume of
