@@ -76,11 +76,11 @@ pub use bootstrap::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_TYPE, bootstrap_secret, boots
 pub use config::{Config, Disk, Durability, Mesh, Paths};
 pub use keyring::StoredSecrets;
 pub use pki::certificate::Stale;
-pub use pki::expiry::Expiry;
+pub use pki::expiry::{Expiry, Lasting};
 pub use pki::identity::Identity;
 pub use pki::public::{AdministratorCertificate, PublicCertificates};
 pub use pki::renewal::Renewal;
-pub use pki::requested::{IdentityError, Lasting, Requested};
+pub use pki::requested::{IdentityError, Requested};
 pub use pki::store::PkiError;
 pub use pki::{ClientError, Credentials};
 pub use program::{Program, ProgramError, Running, Service, Tail};

@@ -33,11 +33,10 @@ use tracing::error;
 use crate::Config;
 use crate::keyring::{Keyring, StoredSecrets};
 use crate::pki::certificate::{Ca, Stale, Validity, Wanted};
-use crate::pki::expiry::{Expiries, Expiry};
+use crate::pki::expiry::{Expiries, Expiry, Lasting};
 use crate::pki::identity::Identity;
 use crate::pki::public::PublicCertificates;
 use crate::pki::renewal::Renewal;
-use crate::pki::requested::Lasting;
 use crate::pki::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
 
 pub struct Credentials {

@@ -1,12 +1,38 @@
-//! Expiry of certificates.
+//! Expiry and renewal time of certificates.
+
+use std::time::Duration;
 
 use time::OffsetDateTime;
 use tokio::sync::watch;
+use tokio::time::sleep;
+
+const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expiry {
     pub name: &'static str,
     pub at: OffsetDateTime,
+}
+
+/// Renewal time of one or more certificates on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lasting {
+    pub(crate) renewal: OffsetDateTime,
+}
+
+impl Lasting {
+    #[must_use]
+    pub fn first(one: Self, other: Self) -> Self {
+        Self { renewal: one.renewal.min(other.renewal) }
+    }
+
+    /// Waits until the renewal time. Cancel-safe.
+    pub async fn renewal(self) {
+        while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
+            // One second more, so that the renewal time has passed afterwards.
+            sleep(left.min(CHECK_INTERVAL) + Duration::from_secs(1)).await;
+        }
+    }
 }
 
 #[derive(Debug, Default)]

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 
 use crate::pki::certificate::{Stale, Validity};
-use crate::pki::expiry::Expiry;
-use crate::pki::requested::Lasting;
+use crate::pki::expiry::{Expiry, Lasting};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {

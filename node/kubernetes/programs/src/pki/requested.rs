@@ -17,12 +17,12 @@ use rcgen::KeyPair;
 use time::OffsetDateTime;
 use tokio::sync::Mutex;
 use tokio::task::{JoinError, spawn_blocking};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::info;
 
 use crate::Config;
 use crate::pki::certificate::{self, Pair, Purpose, Stale, Validity, Wanted};
-use crate::pki::expiry::Expiry;
+use crate::pki::expiry::{Expiry, Lasting};
 use crate::pki::identity::Identity;
 use crate::pki::store::{PkiError, Store};
 use crate::pki::wanted;
@@ -30,8 +30,6 @@ use crate::pki::{ClientError, Credentials};
 
 /// Deadline of the cluster's answer. At a first boot, the controllers have just been started.
 const LIMIT: Duration = Duration::from_secs(300);
-
-const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
@@ -109,27 +107,6 @@ impl Credential<'_> {
 struct PendingRequest {
     request: String,
     key: KeyPair,
-}
-
-/// Renewal time of one or more certificates on the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lasting {
-    pub(crate) renewal: OffsetDateTime,
-}
-
-impl Lasting {
-    #[must_use]
-    pub fn first(one: Self, other: Self) -> Self {
-        Self { renewal: one.renewal.min(other.renewal) }
-    }
-
-    /// Waits until the renewal time. Cancel-safe.
-    pub async fn renewal(self) {
-        while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
-            // One second more, so that the renewal time has passed afterwards.
-            sleep(left.min(CHECK_INTERVAL) + Duration::from_secs(1)).await;
-        }
-    }
 }
 
 impl Requested {
