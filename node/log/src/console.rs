@@ -8,7 +8,7 @@ use tracing::Level;
 
 use crate::queue::Dropped;
 use crate::record::{Origin, Record};
-use crate::stream::Shared;
+use crate::shared::Shared;
 
 /// Capacity of the queue in bytes: the output of a serial line of 115,200 baud in six seconds. A longer line is
 /// accepted if the queue is empty.

@@ -17,12 +17,20 @@ use crate::stream::Stream;
 /// Maximum record length, `PRINTKRB_RECORD_MAX` (1024) plus fields; reads with a shorter buffer fail.
 const LONGEST: usize = 8 << 10;
 
+impl Stream {
+    /// Logs the kernel log from its oldest message. Requires `CAP_SYSLOG` or root. Fails if `/dev/kmsg` cannot be
+    /// opened or the thread cannot be started.
+    pub fn follow_kernel(&self) -> io::Result<()> {
+        follow(self.clone())
+    }
+}
+
 /// Starts with the oldest message in the kernel's buffer. The thread blocks in read(2) until the machine is off.
 ///
 /// There is no feedback loop: the console is a terminal, and nothing in this program writes to `/dev/kmsg`. Kernel
 /// messages about a failing log disk are logged to that disk, at most once per second, because failed writes are
 /// retried then.
-pub(crate) fn follow(stream: Stream) -> io::Result<()> {
+fn follow(stream: Stream) -> io::Result<()> {
     let messages = File::open("/dev/kmsg")?;
     thread::Builder::new().name("kernel-log".into()).spawn(move || read(messages, &stream))?;
     Ok(())

@@ -25,9 +25,9 @@ const MOST: usize = 2 * MESSAGE;
 #[derive(Clone, Debug)]
 pub struct Layer(Stream);
 
-impl Layer {
-    pub(crate) fn new(stream: Stream) -> Self {
-        Self(stream)
+impl Stream {
+    pub fn layer(&self) -> Layer {
+        Layer(self.clone())
     }
 }
 

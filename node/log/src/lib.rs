@@ -35,6 +35,7 @@ mod metrics;
 mod queue;
 mod record;
 mod redact;
+mod shared;
 mod stream;
 mod writer;
 
@@ -45,4 +46,5 @@ pub use limiter::SourceLimit;
 pub use metrics::Metrics;
 pub use record::{Field, Origin, Record};
 pub use redact::{REDACTED, Redactor, redact};
-pub use stream::{Sink, StartError, Stream};
+pub use shared::Sink;
+pub use stream::{StartError, Stream};

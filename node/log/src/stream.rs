@@ -3,8 +3,8 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,12 @@ use tracing::Level;
 
 use crate::console::{self, Console};
 use crate::files::Bounds;
-use crate::kernel;
-use crate::layer::Layer;
-use crate::limiter::{Limiter, SourceLimit};
+use crate::limiter::SourceLimit;
 use crate::metrics::{Metrics, Reason};
-use crate::queue::{Dropped, Queue};
-use crate::record::{Origin, Record, escape, uptime};
+use crate::record::{Record, escape};
 use crate::redact::redact;
+use crate::shared::{Shared, Sink};
 use crate::writer;
-
-/// Receives every record, redacted. Must not block for long or log.
-pub trait Sink: Send + Sync {
-    fn take(&self, record: &Record);
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -47,29 +40,11 @@ pub enum StartError {
 #[derive(Clone)]
 pub struct Stream(Arc<Shared>);
 
-pub(crate) struct Shared {
-    sinks: Vec<Box<dyn Sink>>,
-    /// The consoles; empty until the call of [`Stream::show`].
-    consoles: OnceLock<Vec<Arc<Console>>>,
-    limiter: Mutex<Limiter>,
-    pub(crate) queue: Queue,
-    pub(crate) metrics: Metrics,
-    /// Disconnected when the writing thread ends.
-    running: Mutex<Option<Receiver<()>>>,
-}
-
 impl Stream {
     /// Starts the stream with these sinks and a limit for each source.
     pub fn start(sinks: Vec<Box<dyn Sink>>, limit: SourceLimit) -> Result<Self, StartError> {
         let (runs, running) = mpsc::sync_channel::<()>(0);
-        let shared = Arc::new(Shared {
-            sinks,
-            consoles: OnceLock::new(),
-            limiter: Mutex::new(Limiter::new(limit)),
-            queue: Queue::default(),
-            metrics: Metrics::new()?,
-            running: Mutex::new(Some(running)),
-        });
+        let shared = Arc::new(Shared::new(sinks, limit, Metrics::new()?, running));
         let its_own = Arc::clone(&shared);
         let run = move || {
             let _runs = runs;
@@ -120,20 +95,10 @@ impl Stream {
         self.0.consoles().iter().all(|console| console.wait(limit.saturating_sub(start.elapsed())))
     }
 
-    pub fn layer(&self) -> Layer {
-        Layer::new(self.clone())
-    }
-
     /// Writes all records, including earlier ones, to an existing directory. No other program may create log files in
     /// it.
     pub fn keep(&self, directory: impl Into<PathBuf>, bounds: Bounds) {
         self.0.queue.place(directory.into(), bounds);
-    }
-
-    /// Logs the kernel log from its oldest message. Requires `CAP_SYSLOG` or root. Fails if `/dev/kmsg` cannot be
-    /// opened or the thread cannot be started.
-    pub fn follow_kernel(&self) -> io::Result<()> {
-        kernel::follow(self.clone())
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -162,52 +127,6 @@ impl fmt::Debug for Stream {
     }
 }
 
-impl Shared {
-    fn consoles(&self) -> &[Arc<Console>] {
-        self.consoles.get().map_or(&[], Vec::as_slice)
-    }
-
-    fn log(&self, record: Record) {
-        let taken = {
-            let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
-            limiter.take(record.origin.group(), uptime(), record.level <= Level::WARN)
-        };
-        match taken {
-            Ok(()) => self.emit(record),
-            Err(source) => self.metrics.suppressed.with_label_values(&[source]).inc(),
-        }
-    }
-
-    pub(crate) fn emit(&self, record: Record) {
-        let record = record.clean();
-        for console in self.consoles() {
-            if let Err(Dropped) = console.push(&record) {
-                self.metrics.dropped.with_label_values(&[Reason::Console.as_str()]).inc();
-            }
-        }
-        self.emit_elsewhere(&record);
-    }
-
-    /// Logs a record to all outputs except the console.
-    pub(crate) fn emit_elsewhere(&self, record: &Record) {
-        self.metrics.records.with_label_values(&[record.word()]).inc();
-        for sink in &self.sinks {
-            sink.take(record);
-        }
-        if let Err(Dropped) = self.queue.push(record.line()) {
-            self.metrics.dropped.with_label_values(&[Reason::Disk.as_str()]).inc();
-        }
-    }
-
-    pub(crate) fn report_suppressed(&self) {
-        let reported = self.limiter.lock().unwrap_or_else(PoisonError::into_inner).report(uptime());
-        for (source, count) in reported {
-            let text = format!("{count} lines of {source} not logged: rate limit exceeded");
-            self.emit(Record::now(Level::WARN, Origin::Module(module_path!().into()), text));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -218,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::fake_sink::FakeSink;
-    use crate::record::Field;
+    use crate::record::{Field, Origin};
     use crate::redact::REDACTED;
 
     fn messages(kept: &FakeSink) -> Vec<String> {

@@ -7,7 +7,7 @@ use tracing::Level;
 
 use crate::files::Files;
 use crate::record::{Origin, Record};
-use crate::stream::Shared;
+use crate::shared::Shared;
 
 /// Interval of writes and of retries after a failed write. Writes are therefore few and large.
 const TICK: Duration = Duration::from_secs(1);
