@@ -16,7 +16,7 @@ const TAKES: u32 = 4;
 const KEEP: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Send {
+pub(crate) struct Outgoing {
     pub(crate) request: Request,
     /// Address of a server, or 255.255.255.255.
     pub(crate) to: Ipv4Addr,
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// Performs the action that is due at the deadline. Does nothing before the deadline.
-    pub(crate) fn wake(&mut self, now: Duration) -> (Option<Send>, Option<Change>) {
+    pub(crate) fn wake(&mut self, now: Duration) -> (Option<Outgoing>, Option<Change>) {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return (None, None);
         }
@@ -103,7 +103,7 @@ impl Client {
     }
 
     /// Processes a message. Ignores messages for other clients, and those that do not fit the state.
-    pub(crate) fn receive(&mut self, now: Duration, reply: &Reply) -> (Option<Send>, Option<Change>) {
+    pub(crate) fn receive(&mut self, now: Duration, reply: &Reply) -> (Option<Outgoing>, Option<Change>) {
         if reply.transaction != self.transaction || reply.hardware != self.hardware {
             return (None, None);
         }
@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    fn select(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Send {
+    fn select(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Outgoing {
         self.attempts = 0;
         self.began = now;
         self.transaction = self.draw();
@@ -142,15 +142,15 @@ impl Client {
         self.discover(now, wished)
     }
 
-    fn discover(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Send {
+    fn discover(&mut self, now: Duration, wished: Option<Ipv4Addr>) -> Outgoing {
         self.request(now, Purpose::Discover { wished })
     }
 
-    fn take(&mut self, now: Duration, offer: &Lease) -> Send {
+    fn take(&mut self, now: Duration, offer: &Lease) -> Outgoing {
         self.request(now, Purpose::Take { address: offer.interface.addr(), server: offer.server })
     }
 
-    fn request(&mut self, now: Duration, purpose: Purpose) -> Send {
+    fn request(&mut self, now: Duration, purpose: Purpose) -> Outgoing {
         let send = self.send(now, purpose, Ipv4Addr::BROADCAST);
         self.deadline = Some(now.saturating_add(self.pause()));
         self.attempts = self.attempts.saturating_add(1);
@@ -165,7 +165,7 @@ impl Client {
     }
 
     /// Requests an extension from the server, then from any server, and finally starts from the beginning.
-    fn keep(&mut self, now: Duration, lease: Lease, since: Duration) -> (Option<Send>, Option<Change>) {
+    fn keep(&mut self, now: Duration, lease: Lease, since: Duration) -> (Option<Outgoing>, Option<Change>) {
         let Some(Times { rebinding, end, .. }) = lease.times() else {
             self.deadline = None;
             return (None, None);
@@ -188,10 +188,10 @@ impl Client {
         (Some(send), None)
     }
 
-    fn send(&self, now: Duration, purpose: Purpose, to: Ipv4Addr) -> Send {
+    fn send(&self, now: Duration, purpose: Purpose, to: Ipv4Addr) -> Outgoing {
         let elapsed = now.saturating_sub(self.began);
         let request = Request { purpose, transaction: self.transaction, elapsed, hardware: self.hardware };
-        Send { request, to }
+        Outgoing { request, to }
     }
 
     /// Adds up to a second more or less, RFC 2131 section 4.1.
@@ -235,12 +235,12 @@ pub(crate) mod tests {
         }
     }
 
-    fn answered(send: Send, answer: Answer) -> Reply {
+    fn answered(send: Outgoing, answer: Answer) -> Reply {
         let Request { transaction, hardware, .. } = send.request;
         Reply { answer, transaction, hardware, server: SERVER }
     }
 
-    fn serve(send: Send, lease: &Lease) -> Reply {
+    fn serve(send: Outgoing, lease: &Lease) -> Reply {
         let answer = match send.request.purpose {
             Purpose::Discover { .. } => Answer::Offer(lease.clone()),
             Purpose::Take { .. } | Purpose::Keep { .. } => Answer::Acknowledge(lease.clone()),
@@ -324,7 +324,7 @@ pub(crate) mod tests {
     #[test]
     fn unexpected_messages_are_ignored() {
         let mut client = bound(HOUR);
-        let sent = Send {
+        let sent = Outgoing {
             request: Request {
                 purpose: Purpose::Discover { wished: None },
                 transaction: client.transaction,

@@ -19,77 +19,30 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod error;
 mod lease;
 mod link;
 mod message;
 mod session;
 
 use std::future;
-use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use cluster::{Addresses, Card, Static, Uplink};
+use cluster::{Addresses, Static, Uplink};
 use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tracing::{error, warn};
 
 use crate::client::Change;
 use crate::lease::Lease;
-use crate::link::Link;
-pub use crate::link::{Addressing, add_to_loopback};
-use crate::session::{CLIENT_PORT, Session};
+use crate::link::{Device, Link};
+use crate::session::{Leases, Session};
 
-#[derive(Debug, thiserror::Error)]
-pub enum NetworkError {
-    #[error("cannot open a netlink socket")]
-    Netlink(#[source] io::Error),
-    #[error("cannot {step}")]
-    Request { step: &'static str, source: rtnetlink::Error },
-    #[error(
-        "the image has no driver for a network card of the machine; add a card that docs/operations/install.md lists"
-    )]
-    NoCard,
-    #[error(
-        "no network card has {wanted}; the machine has {}; choose one of them in `network` of the configuration",
-        .found.join("; ")
-    )]
-    OtherCards {
-        wanted: Card,
-        /// Name, address and driver of each card.
-        found: Vec<String>,
-    },
-    #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
-    NotEthernet(String),
-    #[error("cannot open the DHCP client's socket (UDP port {CLIENT_PORT}) on {device}")]
-    Dhcp { device: String, source: io::Error },
-    #[error("cannot read random numbers")]
-    Random(#[source] io::Error),
-    /// The source address check of the device cannot be disabled.
-    #[error("cannot write {}", path.display())]
-    SourceCheck { path: PathBuf, source: io::Error },
-}
+pub use crate::error::NetworkError;
+pub use crate::link::{Addressing, add_to_loopback};
 
 /// Interval of attempts to configure the device after an error of the kernel.
 const RETRY: Duration = Duration::from_secs(10);
-
-/// Source of leases: a [`Session`], or a fake in tests.
-trait Leases: Send {
-    /// Waits for the next change, without limit. Cancel-safe.
-    fn next(&mut self) -> impl Future<Output = Change> + Send;
-    /// Sets the sum of clock jumps, by which leases are older than timers show.
-    fn set_missed(&mut self, missed: Duration);
-}
-
-/// Target of leases: a [`Link`], or a fake in tests.
-trait Device: Sync {
-    /// Name in the kernel.
-    fn name(&self) -> &str;
-    /// Replaces all addresses with this one, and sets route and MTU. Idempotent.
-    fn apply(&self, addressing: &Addressing) -> impl Future<Output = Result<(), NetworkError>> + Send;
-    /// Removes all addresses, which also removes their routes.
-    fn clear(&self) -> impl Future<Output = Result<(), NetworkError>> + Send;
-}
 
 #[derive(Debug)]
 pub struct Network {

@@ -13,8 +13,8 @@ use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, Lin
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use tokio::task::JoinSet;
 
+use crate::error::NetworkError;
 use crate::message::Hardware;
-use crate::{Device, NetworkError};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addressing {
@@ -26,6 +26,16 @@ pub struct Addressing {
     pub name_servers: Vec<Ipv4Addr>,
     /// NTP servers in order of preference.
     pub time_servers: Vec<Ipv4Addr>,
+}
+
+/// Target of leases: a [`Link`], or a fake in tests.
+pub(crate) trait Device: Sync {
+    /// Name in the kernel.
+    fn name(&self) -> &str;
+    /// Replaces all addresses with this one, and sets route and MTU. Idempotent.
+    fn apply(&self, addressing: &Addressing) -> impl Future<Output = Result<(), NetworkError>> + Send;
+    /// Removes all addresses, which also removes their routes.
+    fn clear(&self) -> impl Future<Output = Result<(), NetworkError>> + Send;
 }
 
 #[derive(Debug)]

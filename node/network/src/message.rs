@@ -8,6 +8,8 @@ use cluster::address::{self, reaches};
 
 use crate::lease::Lease;
 
+pub(crate) const CLIENT_PORT: u16 = 68;
+
 pub(crate) type Hardware = [u8; 6];
 
 /// Length of the fixed part before the options.

@@ -11,16 +11,23 @@ use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use crate::client::{Change, Client, Send};
-use crate::link::Link;
-use crate::message::{LARGEST, Reply};
-use crate::{Device as _, Leases, NetworkError};
+use crate::client::{Change, Client, Outgoing};
+use crate::error::NetworkError;
+use crate::link::{Device as _, Link};
+use crate::message::{CLIENT_PORT, LARGEST, Reply};
 
-pub(crate) const CLIENT_PORT: u16 = 68;
 const SERVER_PORT: u16 = 67;
 
 /// Delay after a failed receive, which returns immediately if the device is down.
 const REST: Duration = Duration::from_secs(1);
+
+/// Source of leases: a [`Session`], or a fake in tests.
+pub(crate) trait Leases: Send {
+    /// Waits for the next change, without limit. Cancel-safe.
+    fn next(&mut self) -> impl Future<Output = Change> + Send;
+    /// Sets the sum of clock jumps, by which leases are older than timers show.
+    fn set_missed(&mut self, missed: Duration);
+}
 
 /// The client with its socket and clock.
 ///
@@ -62,7 +69,7 @@ impl Session {
         self.start.elapsed().saturating_add(self.missed)
     }
 
-    async fn send(&self, send: Send) {
+    async fn send(&self, send: Outgoing) {
         // The first attempt often precedes the time at which a switch forwards packets of a new device.
         if self.client.attempts() > 1 {
             let attempt = self.client.attempts();
