@@ -1,13 +1,10 @@
 //! Backing files of devices.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{SFlag, fstat};
 
-use crate::config::Config;
 use crate::error::BackingError;
 use crate::number::DeviceNumber;
 use crate::sys;
@@ -64,34 +61,6 @@ impl fmt::Display for Backing {
             Self::Device(device) => write!(f, "block device {device}"),
         }
     }
-}
-
-/// Checks that `file` supports a device of this configuration. Otherwise the kernel would silently create a read-only
-/// device, fail at the first read, or write to the wrong place.
-pub(crate) fn check(file: BorrowedFd<'_>, config: &Config) -> Result<(), BackingError> {
-    let flags = fcntl(file, FcntlArg::F_GETFL).map_err(BackingError::system("F_GETFL"))?;
-    let flags = OFlag::from_bits_retain(flags);
-    if flags.contains(OFlag::O_PATH) {
-        return Err(BackingError::PathOnly);
-    }
-    let access = flags & OFlag::O_ACCMODE;
-    let backing = Backing::of(file)?;
-    if access == OFlag::O_WRONLY {
-        return Err(BackingError::NotReadable);
-    }
-    if access == OFlag::O_RDONLY && !config.read_only {
-        return Err(BackingError::NotWritable);
-    }
-    if flags.contains(OFlag::O_APPEND) && !config.read_only {
-        return Err(BackingError::Appending);
-    }
-    if let Backing::Device(device) = backing
-        && device.major == sys::MAJOR
-        && sys::status(file).err() == Some(Errno::ENXIO)
-    {
-        return Err(BackingError::Detached { device });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::Mode;
 
-use crate::backing::{self, Backing};
+use crate::backing::Backing;
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{AttachError, DeviceError, OpenError, RemoveError};
+use crate::error::{AttachError, BackingError, DeviceError, OpenError, RemoveError};
 use crate::number::Number;
 use crate::numbers::Numbers;
 use crate::sys;
@@ -59,7 +59,7 @@ impl Control {
     pub fn attach(&self, backing: impl AsFd, config: &Config) -> Result<Device, AttachError> {
         let backing = backing.as_fd();
         config.check()?;
-        backing::check(backing, config)?;
+        check(backing, config)?;
         let mut patience = Patience::new(self.limit);
         loop {
             let number = self.free()?;
@@ -75,7 +75,7 @@ impl Control {
     pub fn attach_next(&self, numbers: &Numbers, backing: impl AsFd, config: &Config) -> Result<Device, AttachError> {
         let backing = backing.as_fd();
         config.check()?;
-        backing::check(backing, config)?;
+        check(backing, config)?;
         let mut patience = Patience::new(self.limit);
         let mut number = self.create_next(numbers)?;
         loop {
@@ -184,6 +184,34 @@ enum Loss {
     Taken,
     /// The node of the device is missing, perhaps not for long.
     NoNode,
+}
+
+/// Checks that `file` supports a device of this configuration. Otherwise the kernel would silently create a read-only
+/// device, fail at the first read, or write to the wrong place.
+fn check(file: BorrowedFd<'_>, config: &Config) -> Result<(), BackingError> {
+    let flags = fcntl(file, FcntlArg::F_GETFL).map_err(BackingError::system("F_GETFL"))?;
+    let flags = OFlag::from_bits_retain(flags);
+    if flags.contains(OFlag::O_PATH) {
+        return Err(BackingError::PathOnly);
+    }
+    let access = flags & OFlag::O_ACCMODE;
+    let backing = Backing::of(file)?;
+    if access == OFlag::O_WRONLY {
+        return Err(BackingError::NotReadable);
+    }
+    if access == OFlag::O_RDONLY && !config.read_only {
+        return Err(BackingError::NotWritable);
+    }
+    if flags.contains(OFlag::O_APPEND) && !config.read_only {
+        return Err(BackingError::Appending);
+    }
+    if let Backing::Device(device) = backing
+        && device.major == sys::MAJOR
+        && sys::status(file).err() == Some(Errno::ENXIO)
+    {
+        return Err(BackingError::Detached { device });
+    }
+    Ok(())
 }
 
 /// Attaches the file to this device, if it is still free.
