@@ -22,12 +22,9 @@ use self::pass::{Pass, Source, open_below};
 use self::records::Records;
 use self::scratch::Scratch;
 
-pub use self::error::{Task, TreeError};
+pub use self::error::{MAX_DEPTH, Task, TreeError};
 pub use self::pass::Counts;
 pub use self::shared::for_each_shared;
-
-/// Levels of directories that a tree may have below its top.
-pub const MAX_DEPTH: usize = 128;
 
 /// Maximum number of threads. More threads would wait for each other in the journal of the file system.
 const MAX_THREADS: usize = 8;

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::MAX_DEPTH;
+/// Levels of directories that a tree may have below its top.
+pub const MAX_DEPTH: usize = 128;
 
 /// The part of the work on an entry that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,10 +16,10 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Whence, lseek};
 use rustix::fs::RawDir;
 
-use super::error::{Fault, Task, TreeError};
+use super::error::{Fault, MAX_DEPTH, Task, TreeError};
 use super::queue::{Next, Queue};
 use super::scratch::existing;
-use super::{MAX_DEPTH, TreeClone, attributes};
+use super::{TreeClone, attributes};
 
 /// Maximum number of names in one piece of work.
 const BATCH: usize = 128;
