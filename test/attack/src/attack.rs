@@ -2,8 +2,8 @@
 
 use core::fmt::{self, Write as _};
 
-use crate::errno::Errno;
 use crate::expected::Expected;
+use crate::failure::Failure;
 use crate::sys::{self, File, Page};
 use crate::table::ATTACKS;
 use crate::target::Target;
@@ -39,20 +39,6 @@ impl By {
             Self::User => uid != 0,
             Self::Root => uid == 0,
         }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The kernel denied the attack's system call.
-    Denied(Errno),
-    /// A step before or after the attacking call failed. This result proves nothing about the protection.
-    Step(&'static str, Errno),
-}
-
-impl Failure {
-    pub(crate) fn step(name: &'static str) -> impl Fn(Errno) -> Self {
-        move |errno| Self::Step(name, errno)
     }
 }
 
@@ -100,6 +86,7 @@ fn report(output: File, attack: &Attack, outcome: &dyn fmt::Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::errno::Errno;
 
     #[test]
     fn a_failed_step_is_not_a_denial() {

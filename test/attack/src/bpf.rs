@@ -1,7 +1,7 @@
 //! Attacks of root on the node's BPF programs.
 
-use crate::attack::Failure;
 use crate::errno::Errno;
+use crate::failure::Failure;
 use crate::sys::{self, Page};
 use crate::target::Target;
 

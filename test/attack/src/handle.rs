@@ -1,7 +1,7 @@
 //! Attacks of root on files of other volumes on the same XFS, through file handles.
 
-use crate::attack::Failure;
 use crate::errno::Errno;
+use crate::failure::Failure;
 use crate::project::project_of;
 use crate::sys::{self, File, INODE, INODES_START, Page};
 use crate::target::Target;

@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 
-use crate::attack::Failure;
+use crate::failure::Failure;
 use crate::sys::{self, Argument, File, Page, Way, ioctl};
 use crate::target::Target;
 

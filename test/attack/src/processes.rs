@@ -2,8 +2,8 @@
 
 use core::ffi::CStr;
 
-use crate::attack::Failure;
 use crate::errno::Errno;
+use crate::failure::Failure;
 use crate::sys::{self, File, Page, Process};
 use crate::target::Target;
 

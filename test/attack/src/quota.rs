@@ -2,8 +2,8 @@
 
 use core::ffi::CStr;
 
-use crate::attack::Failure;
 use crate::device;
+use crate::failure::Failure;
 use crate::project::project_of;
 use crate::sys::{self, File, Page, Way};
 use crate::target::Target;
