@@ -14,6 +14,7 @@ mod operation;
 mod pause;
 mod progress;
 mod report;
+mod report_text;
 mod requests;
 mod sample;
 mod scale;
