@@ -1,6 +1,6 @@
 //! A case: its namespace, and operations on its objects.
 
-use crate::{Failure, PATIENCE, Seen, Server, eventually, observer};
+use crate::{Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -14,7 +14,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
-use workload::Volumes;
 
 /// Label with the case of an object without a namespace.
 const LABEL: &str = "e2e-case";
@@ -22,7 +21,7 @@ const LABEL: &str = "e2e-case";
 /// Namespace of a test or of a part of a suite, with the operations of a test. Clones share the namespace.
 #[derive(Clone)]
 pub struct Case {
-    client: Client,
+    pub(crate) client: Client,
     namespace: String,
 }
 
@@ -102,19 +101,6 @@ impl Case {
         applied.map(drop).map_err(Failure::api(format!("apply {} {name}", kind.kind)))
     }
 
-    pub async fn look_at_the_node(&self) -> Result<Volumes, Failure> {
-        observer::look(&self.client).await
-    }
-
-    pub fn observer(&self) -> Server {
-        observer::server(&self.client)
-    }
-
-    /// Sends a signal to the node's processes with this program name. Returns their process IDs.
-    pub async fn signal(&self, program: &str, number: i32) -> Result<Vec<i32>, Failure> {
-        observer::signal(&self.client, program, number).await
-    }
-
     pub async fn get(&self, path: &str) -> Result<String, Failure> {
         let request = http::Request::get(path).body(Vec::new()).map_err(Failure::Request)?;
         self.client.request_text(request).await.map_err(Failure::api(format!("get {path}")))
@@ -181,30 +167,4 @@ where
     let deleted = all.delete_collection(&DeleteParams::background(), &ListParams::default()).await;
     let doing = || format!("delete each {} of {namespace}", K::kind(&()));
     deleted.map(drop).map_err(|error| Failure::api(doing())(error))
-}
-
-/// Waits until the pods, claims and volumes of the cases are removed from the cluster and from the node.
-pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(), Failure> {
-    eventually(PATIENCE, "the removal of all pods, claims and volumes of the cases", async || {
-        let mut left = present::<core::Pod>(client).await?;
-        left.extend(present::<core::PersistentVolumeClaim>(client).await?);
-        left.retain(|(namespace, _)| namespace.as_ref().is_some_and(|namespace| namespaces.contains(namespace)));
-        left.extend(present::<core::PersistentVolume>(client).await?);
-        let mut left: Vec<String> = left.into_iter().map(|(_, name)| name).collect();
-        let node = observer::look(client).await?;
-        left.extend(node.entries.into_iter().map(|entry| entry.path).filter(|path| path.contains("pvc-")));
-        left.extend(node.loops.into_iter().map(|device| format!("{} of {}", device.name, device.file)));
-        left.extend(node.mounts.into_iter().map(|mount| format!("a mount at {}", mount.point)));
-        Ok(if left.is_empty() { Seen::Done(()) } else { Seen::NotYet(left.join(" ")) })
-    })
-    .await
-}
-
-async fn present<K>(client: &Client) -> Result<Vec<(Option<String>, String)>, Failure>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
-{
-    let found = Api::<K>::all(client.clone()).list_metadata(&ListParams::default()).await;
-    let found = found.map_err(Failure::api(format!("list {}", K::plural(&()))))?;
-    Ok(found.items.iter().map(|object| (object.namespace(), object.name_any())).collect())
 }

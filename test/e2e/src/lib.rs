@@ -12,6 +12,7 @@ mod capture;
 mod case;
 mod claim;
 mod claims;
+mod cleanup;
 mod cost;
 mod failure;
 pub mod launcher;

@@ -10,6 +10,21 @@ const NAME: &str = "observer";
 pub const SECURITY: &str = "/security";
 const VOLUMES: &str = "/data/volumes";
 
+impl Case {
+    pub async fn look_at_the_node(&self) -> Result<Volumes, Failure> {
+        look(&self.client).await
+    }
+
+    pub fn observer(&self) -> Server {
+        server(&self.client)
+    }
+
+    /// Sends a signal to the node's processes with this program name. Returns their process IDs.
+    pub async fn signal(&self, program: &str, number: i32) -> Result<Vec<i32>, Failure> {
+        signal(&self.client, program, number).await
+    }
+}
+
 pub async fn start(client: &Client) -> Result<(), Failure> {
     let case = Case::begin_privileged(client.clone(), NAME.to_owned()).await?;
     case.open(&pod()).await.map(drop)

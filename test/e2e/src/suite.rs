@@ -3,7 +3,7 @@
 use crate::case::{self, Case};
 use crate::part::{self, Outcomes, Part, Stopped};
 use crate::turn::Turn;
-use crate::{Setting, observer, restored};
+use crate::{Setting, cleanup, observer, restored};
 use envtest::chain;
 use k8s_openapi::jiff::Timestamp;
 use ktest_runner::report;
@@ -137,7 +137,7 @@ async fn run(suite: Suite, outcomes: &Outcomes) {
         }
         if !namespaces.is_empty() {
             let start = Instant::now();
-            let cleaned = case::all_gone(&node.client(), &namespaces).await;
+            let cleaned = cleanup::all_gone(&node.client(), &namespaces).await;
             let failure = cleaned.err().map(|error| chain(&error));
             outcomes.add("nothing_is_left_before_a_part_that_is_alone", start, failure);
         }
@@ -151,7 +151,7 @@ async fn run(suite: Suite, outcomes: &Outcomes) {
     let lives = restored::kubelet_lives(&node.client(), begun).await;
     outcomes.add("kubelet_renews_the_lease_of_its_node", start, lives.err().map(|error| chain(&error)));
     let start = Instant::now();
-    let cleaned = case::all_gone(&node.client(), &namespaces).await;
+    let cleaned = cleanup::all_gone(&node.client(), &namespaces).await;
     outcomes.add("nothing_is_left_of_the_cases", start, cleaned.err().map(|error| chain(&error)));
     if outcomes.has_failure() {
         show_console(node.console());
