@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
+use ktest_init::write_log::Extent;
+
 use super::cut::SECTOR;
-use super::write_log::Extent;
 
 /// Content of a disk that was empty when the recording began: a digest of each sector that is not zero.
 #[derive(Debug, Default)]
