@@ -1,7 +1,10 @@
-//! Messages and services of the two protocols between kubelet and a CSI node plugin, generated from
-//! their official files (pinned in go.mod files of `third_party`), the few calls of the Container Runtime Interface and of etcd
-//! that the node makes itself, from `cri/cri.proto` and `etcd/etcd.proto`, and the configuration of a node, from
-//! `node/v1/config.proto`.
+//! Messages and services, generated from these files:
+//!
+//! - the official files of the two protocols between kubelet and a CSI node plugin (pinned in go.mod files of
+//!   `third_party`);
+//! - `cri/cri.proto` and `etcd/etcd.proto`: the few calls of the Container Runtime Interface and of etcd that the node
+//!   makes itself;
+//! - `node/v1/config.proto`: the configuration of a node.
 //!
 //! The last file is the only source of the configuration: crate `config` reads JSON by its descriptors, and
 //! `bazel run //proto:reference` writes docs/configuration.md from its comments.

@@ -1,8 +1,8 @@
 //! Determines the wanted peers from all Nodes. Pure.
 //!
 //! If two Nodes have the same key or range, it belongs to the older Node, and with equal creation times to the one
-//! whose name sorts first, so all nodes of the cluster get the same result. A Node keeps its key and range while it is
-//! unreachable.
+//! whose name sorts first. All nodes of the cluster therefore get the same result. A Node keeps its key and range while
+//! it is unreachable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

@@ -16,9 +16,15 @@
 //! ```
 //!
 //! # The data disk
-//! The node selects the first of these that exists: a partition of the type [`DATA_PARTITION`] on any disk, the disk
-//! with the serial number `data`, the disk that this node formatted before, the only empty disk, or a new partition in
-//! the free space at the end of the boot disk. If another disk has data of this node too, the node rejects both disks.
+//! The node selects the first of these that exists:
+//!
+//! 1. a partition of the type [`DATA_PARTITION`] on any disk;
+//! 2. the disk with the serial number `data`;
+//! 3. the disk that this node formatted before;
+//! 4. the only empty disk;
+//! 5. a new partition in the free space at the end of the boot disk.
+//!
+//! If another disk has data of this node too, the node rejects both disks.
 //! A disk is empty if its first and last MiB are zeros and `blkid` finds no signature; any other disk is rejected,
 //! never formatted. The content between the ends is not read: raw data there, with zeros around it, is overwritten. A
 //! format that a power cut interrupted starts again. If the disk was enlarged, the file system grows while it is

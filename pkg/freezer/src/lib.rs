@@ -1,9 +1,9 @@
 //! Freezes the processes of cgroups for a bounded time.
 //!
-//! [`freeze`] starts a *guard*: this program again, as a process of its own. The guard opens the cgroups, freezes them,
-//! and thaws them when [`Frozen::thaw`] asks for it, at the end of the budget, or when its socket from this process
-//! closes, whatever happened to this process. If the guard is killed, this process thaws the cgroups. [`thaw_marked`]
-//! thaws cgroups of an earlier run whose two processes were both killed.
+//! [`freeze`] starts a *guard*: this program again, as a process of its own. The guard opens the cgroups and freezes
+//! them. It thaws them when [`Frozen::thaw`] asks for it, at the end of the budget, or when its socket from this
+//! process closes. If the guard is killed, this process thaws the cgroups. [`thaw_marked`] thaws cgroups of an earlier
+//! run whose two processes were both killed.
 //! ```no_run
 //! use std::process::{Command, ExitCode};
 //! use std::time::Duration;
@@ -25,8 +25,8 @@
 //! # Guarantees
 //! - While [`Frozen`] exists, before [`Frozen::deadline`], no process of the cgroups and of those below them has run
 //!   since [`freeze`] returned, unless another process thawed them; then [`Frozen::thaw`] fails.
-//! - The pause, from the first write of `1` to `cgroup.freeze` to the last write of `0`, ends at the budget, except for
-//!   the time that the kernel needs to run the guard and to write to the files.
+//! - The pause is the time from the first write of `1` to `cgroup.freeze` to the last write of `0`. It ends at the
+//!   budget, except for the time that the kernel needs to run the guard and to write to the files.
 //! - A cgroup that another process has frozen already is rejected and stays frozen. Several calls of [`freeze`] for one
 //!   cgroup follow each other: each has a pause of its own.
 //! - Each cgroup has the extended attribute [`MARK`] from before it is frozen until after it is thawed. The mark

@@ -4,10 +4,14 @@
 //!
 //! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!
-//! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`]
-//! deletes the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims if neither a scheduler nor a
-//! node does, [`dns()`] maintains the Service of the cluster's DNS, [`snapshots()`] maintains the kinds of snapshots
-//! and the role of their controller, and [`administrators()`] the rights of the users in the configuration.
+//! Further services for the whole cluster:
+//!
+//! - [`approve`] decides on certificates of machines and nodes.
+//! - [`tokens()`] deletes the bootstrap tokens of registered nodes.
+//! - [`reclaim`] writes the node of claims if neither a scheduler nor a node does.
+//! - [`dns()`] maintains the Service of the cluster's DNS.
+//! - [`snapshots()`] maintains the kinds of snapshots and the role of their controller.
+//! - [`administrators()`] maintains the rights of the users in the configuration.
 //!
 //! [`agents`] has the objects for other clusters. [`run`], [`administrators()`], [`approve`], [`tokens()`], [`dns()`],
 //! [`snapshots()`] and [`reclaim`] are services of a supervisor on the control plane, with an administrator's identity.

@@ -118,8 +118,8 @@ fn cut_after_the_first_pass(mode: Mode, sharing: Sharing) {
     }
 }
 
-/// A pod overwrites the first block in place as soon as the snapshot has its own block, long before the pass ends, and
-/// then until the end of the pass, mostly in its rests. All of these writes have the same content: a cut after each
+/// A pod overwrites the first block in place as soon as the snapshot has its own block, long before the pass ends. It
+/// continues until the end of the pass, mostly in its rests. All of these writes have the same content: a cut after each
 /// eighth write finds the same as one after each write.
 #[test]
 fn a_snapshot_has_nothing_that_was_written_within_its_first_pass() {

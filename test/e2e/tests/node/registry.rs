@@ -36,8 +36,8 @@ const ABSENT: &str = "10.0.2.2:1";
 const POD: &str = "pulls";
 
 /// The part uses two pods, one of which is deleted and created again. The other pod has several containers, because a
-/// pod takes longer than a pull. The test deletes the StatefulSet long before it fills the part of the disk, because
-/// the kubelet removes a container up to a minute after its pod, and the image is in use until then.
+/// pod takes longer than a pull. The test deletes the StatefulSet long before it fills the part of the disk. The
+/// kubelet removes a container up to a minute after its pod, and the image is in use until then.
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let _registry = part.must_show("the_registry_starts", Registry::start()).await?;

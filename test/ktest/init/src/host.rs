@@ -63,8 +63,8 @@ impl Host {
         self.tasks().recv().ok()
     }
 
-    /// The next task. `None` when the host orders to power off, after it has received everything (data is still in
-    /// flight from the port to the host when a write returns), or after `limit`, if there is no host.
+    /// The next task. `None` when the host orders to power off, or after `limit`, if there is no host. The host gives
+    /// this order after it has received everything: data is still in flight from the port when a write returns.
     pub(crate) fn next_task(&self, limit: Duration) -> Option<Task> {
         self.tasks().recv_timeout(limit).ok()
     }

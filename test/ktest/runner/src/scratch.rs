@@ -1,8 +1,11 @@
 //! A scratch disk: its size, and the faults that a test requests.
 //!
-//! `1G`, `1G,durable`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then either `durable`
-//! (flushes reach the disk of the host), `log` (each write and flush is recorded in a file) or kinds of requests
-//! (`read`, `write`, `flush`, `discard`) that fail with EIO, everywhere or at one sector, always or once.
+//! `1G`, `1G,durable`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then one of:
+//!
+//! - `durable`: flushes reach the disk of the host;
+//! - `log`: each write and flush is recorded in a file;
+//! - kinds of requests (`read`, `write`, `flush`, `discard`) that fail with EIO, everywhere or at one sector, always or
+//!   once.
 
 use std::fs::File;
 use std::io;

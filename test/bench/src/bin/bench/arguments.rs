@@ -97,8 +97,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
-    /// Latency of file syncs while a pod writes to a block volume on the same disk, with and without I/O limits, and
-    /// while a snapshot or a clone is copied, in a VM.
+    /// Latency of file syncs in a VM, while a pod writes to a block volume on the same disk with and without I/O limits,
+    /// and while a snapshot or a clone is copied.
     Neighbour {
         /// Number of runs.
         #[arg(long, default_value = "5")]

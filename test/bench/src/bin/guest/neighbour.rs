@@ -1,5 +1,5 @@
-//! Measures syncs of files on an XFS while a process of another cgroup writes to a loop device whose backing file is on
-//! the same XFS, or while a snapshot or a clone of a volume on this XFS is copied.
+//! Measures syncs of files on an XFS. Meanwhile, a process of another cgroup writes to a loop device whose backing file
+//! is on the same XFS, or a snapshot or a clone of a volume on this XFS is copied.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
