@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_is_received_although_the_guard_has_ended_without_reading_a_request() {
+    fn a_reply_of_a_guard_that_has_ended_is_received() {
         let (program, guard) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
         Connection::new(&program).send_thaw().unwrap();

@@ -372,7 +372,7 @@ fn cgroups_that_are_missing_or_vanish_count_as_frozen() {
 
 /// The container runtime starts a process in a container by moving it there, for example for a probe.
 #[test]
-fn a_process_that_enters_a_frozen_cgroup_does_not_run_and_is_not_an_error() {
+fn a_process_that_enters_a_frozen_cgroup_does_not_run() {
     let pod = Pod::start();
     let frozen = pod.freeze(LONG).unwrap();
     let mut late = this_program("the_writer")

@@ -67,7 +67,7 @@ fn a_cloned_range_keeps_blocks_shared_that_a_clone_gives_up() {
 }
 
 #[test]
-fn unwritten_blocks_are_holes_of_the_clone_and_unsharing_allocates_holes() {
+fn unwritten_blocks_become_holes_and_unsharing_allocates_them() {
     let disk = XfsDisk::with_project_quota();
     let (source, clone) = (file(&disk.path().join("source")), file(&disk.path().join("clone")));
     fallocate(&source, FallocateFlags::empty(), 0, (4 * MIB).cast_signed()).unwrap();

@@ -24,7 +24,7 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 #[test]
-fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_comparison() {
+fn volumes_are_as_the_cluster_wants_after_any_power_cut() {
     let _turn = turn();
     let coverage = |seed: u64| {
         let plan = Plan::Random { seed, points: POINTS_OF_EACH };

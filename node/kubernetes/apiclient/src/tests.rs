@@ -158,7 +158,7 @@ async fn a_connection_is_not_kept_until_the_server_closes_it() {
 }
 
 #[tokio::test]
-async fn a_dead_connection_ends_after_a_minute_with_and_without_data_in_flight() {
+async fn a_dead_connection_ends_after_a_minute() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
     let uri: Uri = format!("http://{}", listener.local_addr().expect("its address")).parse().expect("a URI");
     let connection = connector(None).oneshot(uri).await.expect("a connection").into_inner();

@@ -119,7 +119,7 @@ mod tests {
 
     /// etcd does not start with an election timeout of less than five heartbeat intervals.
     #[test]
-    fn an_election_timeout_is_as_by_default_and_has_as_few_ticks_as_etcd_allows() {
+    fn an_election_timeout_has_the_fewest_ticks_that_etcd_allows() {
         let arguments = program(&Config::default()).arguments;
         let milliseconds = |flag: &str| -> u64 {
             arguments.iter().find_map(|argument| argument.strip_prefix(flag)).unwrap().parse().unwrap()

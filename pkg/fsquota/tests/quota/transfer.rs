@@ -34,7 +34,7 @@ fn all_that_is_in_a_directory_is_counted_to_its_new_project() {
 }
 
 #[test]
-fn what_the_kernel_does_not_move_keeps_the_former_project_and_its_limits() {
+fn entries_that_the_kernel_cannot_move_keep_their_project() {
     let volumes = Volumes::new();
     let limits = both(SIZE, 100);
     let (dir, from) = volumes.volume("a", limits);

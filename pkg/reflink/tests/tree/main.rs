@@ -183,7 +183,7 @@ fn a_changed_file_is_cloned_in_place_unless_a_large_one_became_shorter() {
 
 /// Programs change a file atomically by renaming a new file to its name.
 #[test]
-fn the_last_pass_clones_a_small_file_with_the_name_of_another_one_in_place() {
+fn the_last_pass_clones_a_renamed_small_file_in_place() {
     let stage = Stage::new();
     let replace = |name: &str, size: u64| {
         fs::write(stage.from.join("new"), vec![size as u8; size as usize]).unwrap();

@@ -57,7 +57,7 @@ fn byte_of(file: &Path) -> Option<u8> {
 }
 
 #[test]
-fn a_full_source_is_overwritten_if_its_limit_has_space_for_the_shared_blocks() {
+fn a_full_source_can_be_overwritten_within_a_raised_limit() {
     let stage = Stage::full();
     stage.limit(SOURCE, Bytes::new(LIMIT.get() + SIZE.get()));
     stage.complete(stage.begin());

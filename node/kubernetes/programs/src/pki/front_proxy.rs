@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_former_ca_stays_until_the_next_renewal_and_no_key_of_a_ca_is_stored() {
+    fn the_former_ca_stays_until_renewal_and_no_key_is_stored() {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path()).unwrap();
         assert_eq!(verify(&store, &wanted()).unwrap(), Err(Stale::Absent));
