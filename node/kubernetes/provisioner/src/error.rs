@@ -140,10 +140,15 @@ impl Error {
 
     /// Whether a pass with this result counts as progress. A failure that only its object causes is progress too.
     pub(crate) fn is_progress<T>(result: &Result<T, Self>) -> bool {
-        match result {
-            Err(Self::Api(error)) => error.is_about_object(),
-            Err(Self::List(_) | Self::Look(_) | Self::Usage(_) | Self::Panicked(_)) => false,
-            Ok(_) | Err(_) => true,
+        result.as_ref().err().is_none_or(Self::is_about_object)
+    }
+
+    /// Whether API server and disk work, and only the object of the pass causes the failure.
+    pub(crate) fn is_about_object(&self) -> bool {
+        match self {
+            Self::Api(error) => error.is_about_object(),
+            Self::List(_) | Self::Look(_) | Self::Usage(_) | Self::Panicked(_) => false,
+            _ => true,
         }
     }
 

@@ -1,0 +1,298 @@
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::SystemTime;
+
+use envtest::FakeVolumes;
+use http::{Request, Response, StatusCode};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::Client;
+use kube::client::Body;
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+use supervisor::Supervisor;
+use tokio::task::yield_now;
+use tokio::time::{advance, sleep};
+use tower::service_fn;
+use units::{Bytes, Inodes};
+use volume::{Mode, Sharing};
+
+use super::*;
+use crate::fixture::{self, id};
+use crate::sweep::round::LeftOut;
+use crate::{Metrics, listing};
+
+const NODE: &str = "granary";
+
+fn record(state: State) -> Record {
+    fixture::record(Mode::Filesystem { inodes: Inodes::new(64) }, state)
+}
+
+/// Record of a volume of CSI's Controller service.
+fn external() -> Record {
+    Record { owner: Owner::Controller { source: None }, ..record(State::Announced) }
+}
+
+fn pv(name: &str) -> PersistentVolume {
+    listing::tests::pv(name, name, NODE)
+}
+
+/// A page of a list, with one PV. The token of the next page is its number. `lists` counts the first pages.
+fn page(pvs: &[Value], query: &str, lists: &AtomicU32) -> Value {
+    let number: usize = match query.split('&').find_map(|pair| pair.strip_prefix("continue=")) {
+        Some(token) => token.parse().expect("a token of this server"),
+        None => {
+            lists.fetch_add(1, Ordering::Relaxed);
+            0
+        }
+    };
+    let next = (number + 1 < pvs.len()).then(|| (number + 1).to_string());
+    json!({
+        "kind": "PersistentVolumeList", "apiVersion": "v1",
+        "metadata": {"continue": next}, "items": pvs.get(number).as_slice(),
+    })
+}
+
+/// Record of a snapshot.
+fn snapshot(state: State) -> Record {
+    fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary }, state)
+}
+
+/// Volumes of the errors.
+fn volumes(failed: &[(VolumeId, Error)]) -> Vec<&VolumeId> {
+    failed.iter().map(|(id, _)| id).collect()
+}
+
+fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
+    api_server_without("-denied", pvs, lists)
+}
+
+/// Client of an API server that has only these PVs, and no claims. It denies requests whose paths contain `denied`.
+/// `lists` counts the lists of PVs.
+fn api_server_without(denied: &'static str, pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
+    let pvs: Vec<_> = pvs.iter().map(|pv| serde_json::to_value(pv).expect("a PV")).collect();
+    let service = service_fn(move |request: Request<Body>| {
+        let path = request.uri().path();
+        let is_denied = path.contains(denied);
+        let found = match path.strip_prefix("/api/v1/persistentvolumes") {
+            _ if is_denied => None,
+            Some("") => Some(page(&pvs, request.uri().query().unwrap_or_default(), &lists)),
+            Some(name) => pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')).cloned(),
+            None if path.ends_with("/persistentvolumeclaims") => {
+                let (kind, version) = ("PartialObjectMetadataList", "meta.k8s.io/v1");
+                Some(json!({"kind": kind, "apiVersion": version, "metadata": {}, "items": []}))
+            }
+            None => None,
+        };
+        let status = match &found {
+            Some(_) => StatusCode::OK,
+            None if is_denied => StatusCode::FORBIDDEN,
+            None => StatusCode::NOT_FOUND,
+        };
+        let reason = status.canonical_reason().map(|reason| reason.replace(' ', ""));
+        let failure = || json!({"kind": "Status", "code": status.as_u16(), "reason": reason});
+        let content = found.unwrap_or_else(failure);
+        let mut response = Response::new(Body::from(content.to_string().into_bytes()));
+        *response.status_mut() = status;
+        async move { Ok::<_, Infallible>(response) }
+    });
+    Client::new(service, "default")
+}
+
+#[tokio::test]
+async fn a_pv_on_a_later_page_keeps_its_volume() {
+    let lists = Arc::<AtomicU32>::default();
+    let client = api_server(&["pvc-1", "pvc-2", "pvc-3"].map(pv), Arc::clone(&lists));
+    let disk = FakeVolumes::with_size(Bytes::GIB);
+    for volume in ["pvc-1", "pvc-2"] {
+        disk.put(&id(volume), record(State::Announced));
+    }
+    let provisioner = Provisioner::new(client, NODE.to_owned(), Arc::new(disk), Metrics::default());
+    let Round { found, .. } = provisioner.sweep(&Findings::default()).await.expect("a comparison");
+    assert_eq!((found.orphans, found.lost), (BTreeSet::new(), [id("pvc-3")].into()));
+    assert_eq!(lists.load(Ordering::Relaxed), 1);
+}
+
+/// Regression: the volume was looked at again only in the next comparison.
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_another_pass_has_is_looked_at_again_soon() {
+    let (lost, lists) = (id("pvc-lost"), Arc::<AtomicU32>::default());
+    let client = api_server(&[pv("pvc-lost")], Arc::clone(&lists));
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
+    let pass = provisioner.locks.try_lock(&lost).expect("no other pass");
+    let shared = Arc::clone(&provisioner);
+    let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+    sleep(LOOK_AGAIN * 3).await;
+    assert!(provisioner.events.queue.next().is_none(), "the pass may be creating the volume");
+    drop(pass);
+    sleep(LOOK_AGAIN * 3).await;
+    let reported = provisioner.events.queue.next().expect("an event");
+    assert_eq!((reported.event.reason.as_str(), reported.regarding.name.as_deref()), ("VolumeLost", Some("pvc-lost")));
+    assert!(provisioner.events.queue.next().is_none());
+    assert_eq!(lists.load(Ordering::Relaxed), 1);
+    // The next comparison does not report it again.
+    sleep(INTERVAL).await;
+    assert!(lists.load(Ordering::Relaxed) > 1);
+    assert!(provisioner.events.queue.next().is_none());
+    tree.stop(INTERVAL).await.expect("it ends");
+}
+
+/// Regression: the volume kept its reservation until the next comparison, also if its undo failed or needed
+/// another pass.
+#[tokio::test(start_paused = true)]
+async fn the_staged_volume_of_a_deleted_claim_is_undone_soon() {
+    let (staged, lists) = (id("pvc-u"), Arc::<AtomicU32>::default());
+    let client = api_server(&[], Arc::clone(&lists));
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
+    let shared = Arc::clone(&provisioner);
+    let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+    sleep(LOOK_AGAIN).await;
+    let end_claim = || {
+        disk.put(&staged, record(State::Staged));
+        let claim = json!({"metadata": {"name": "data", "namespace": "shop", "uid": "u", "annotations": {
+            "volume.kubernetes.io/storage-provisioner": "local.granary.dev",
+            "volume.kubernetes.io/selected-node": NODE,
+        }}});
+        provisioner.ended.observe(&Event::Delete(serde_json::from_value(claim).expect("a claim")), NODE);
+    };
+    disk.set_undo_passes(3);
+    end_claim();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(disk.record(&staged), None);
+    let pass = provisioner.locks.try_lock(&staged).expect("no other pass");
+    end_claim();
+    sleep(LOOK_AGAIN * 3).await;
+    assert!(disk.record(&staged).is_some(), "the pass may be creating the PV");
+    drop(pass);
+    sleep(LOOK_AGAIN).await;
+    assert_eq!(disk.record(&staged), None);
+    disk.set_stuck(&staged, true);
+    end_claim();
+    sleep(LOOK_AGAIN * 3).await;
+    assert!(disk.record(&staged).is_some(), "its data is in use");
+    disk.set_stuck(&staged, false);
+    sleep(LOOK_AGAIN * 3).await;
+    assert_eq!(disk.record(&staged), None);
+    assert_eq!(lists.load(Ordering::Relaxed), 1);
+    tree.stop(INTERVAL).await.expect("it ends");
+}
+
+/// Regression: the first error ended the comparison, so that a volume whose requests always failed prevented it.
+#[tokio::test]
+async fn an_error_about_one_volume_does_not_end_the_comparison() {
+    let [denied, staged] = ["pvc-denied", "pvc-u"].map(id);
+    let [lost_denied, lost] = ["pvc-lost-denied", "pvc-lost-too"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    for id in [&denied, &staged] {
+        disk.put(id, record(State::Staged));
+    }
+    let client = api_server(&["pvc-lost-denied", "pvc-lost-too"].map(pv), Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let Round { found, failed } = provisioner.sweep(&Findings::default()).await.expect("a comparison");
+    assert_eq!(volumes(&failed), [&denied, &lost_denied]);
+    assert_eq!((disk.record(&staged), found.lost), (None, [lost].into()));
+    assert_eq!(found.left_out.staged, [denied].into());
+    assert_eq!(found.left_out.missing.into_keys().collect::<Vec<_>>(), [lost_denied]);
+}
+
+/// Regression: the first error ended the look, and the other volumes waited.
+#[tokio::test]
+async fn an_error_about_one_volume_delays_no_other() {
+    let [denied, staged, lost] = ["pvc-denied", "pvc-u", "pvc-lost"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    for id in [&denied, &staged] {
+        disk.put(id, record(State::Staged));
+    }
+    let client = api_server(&[pv("pvc-lost")], Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let pvs = Listing::of(&[pv("pvc-lost")], NODE).of_volume(&lost).to_vec();
+    let left_out = LeftOut { staged: [denied.clone(), staged.clone()].into(), missing: [(lost.clone(), pvs)].into() };
+    let reported = Findings { left_out, ..Findings::default() };
+    let Round { found, failed } = provisioner.look_again(reported).await;
+    assert_eq!(volumes(&failed), [&denied]);
+    assert_eq!((disk.record(&staged), found.lost), (None, [lost].into()));
+    assert_eq!(found.left_out.staged, [denied].into());
+    assert!(found.left_out.missing.is_empty());
+}
+
+/// Regression: each look sent the requests again, every 5 to 10 seconds.
+#[tokio::test(start_paused = true)]
+async fn requests_that_fail_have_a_back_off() {
+    let [denied, lost_denied] = ["pvc-denied", "pvc-lost-denied"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    disk.put(&denied, record(State::Staged));
+    let client = api_server(&[], Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk, Metrics::default());
+    let pvs = Listing::of(&[pv("pvc-lost-denied")], NODE).of_volume(&lost_denied).to_vec();
+    let left_out = LeftOut { staged: [denied].into(), missing: [(lost_denied, pvs)].into() };
+    let (mut found, mut errors) = (Findings { left_out, ..Findings::default() }, 0);
+    for _ in 0..30 {
+        let round = provisioner.look_again(found).await;
+        errors += round.failed.len();
+        found = round.found;
+        advance(LOOK_AGAIN).await;
+    }
+    assert!((10..=20).contains(&errors), "{errors} errors of two volumes in 5 minutes");
+    assert_eq!((found.left_out.staged.len(), found.left_out.missing.len()), (1, 1));
+}
+
+/// Regression: the stop waited until all files of a snapshot were removed.
+#[tokio::test]
+async fn a_long_removal_does_not_delay_the_stop() {
+    let unfinished = id("snapshot-u");
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    disk.put(&unfinished, snapshot(State::Staged));
+    disk.hold(true);
+    let client = api_server(&[], Arc::default());
+    let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
+    let shared = Arc::clone(&provisioner);
+    let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+    while provisioner.locks.try_lock(&unfinished).is_some() {
+        yield_now().await;
+    }
+    let stopped = tree.stop(Duration::from_secs(60)).await;
+    disk.hold(false);
+    stopped.expect("it ends");
+}
+
+/// Regression: a volume whose claim had ended was forgotten if another pass had it.
+#[tokio::test]
+async fn an_implausible_comparison_undoes_nothing_and_keeps_the_volumes_that_were_left_out() {
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    disk.put(&id("pvc-used"), record(State::Announced));
+    disk.put(&id("pvc-u"), record(State::Staged));
+    let client = api_server(&[], Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let left_out = LeftOut { staged: [id("pvc-u")].into(), ..LeftOut::default() };
+    let reported = Findings { left_out, ..Findings::default() };
+    let Round { found, .. } = provisioner.sweep(&reported).await.expect("a comparison");
+    assert_eq!(found.left_out.staged, [id("pvc-u")].into());
+    assert!(disk.record(&id("pvc-u")).is_some());
+}
+
+#[test]
+fn orphans_are_announced_live_and_without_a_pv() {
+    let records: BTreeMap<_, _> = [
+        (id("pvc-staged"), record(State::Staged)),
+        (id("pvc-used"), record(State::Announced)),
+        (id("pvc-trash"), record(State::Announced)),
+        (id("pvc-orphan"), record(State::Announced)),
+        (id("pvc-external"), external()),
+    ]
+    .into();
+    let listing = Listing::of(&[pv("pvc-used"), pv("pvc-of-no-record")], NODE);
+    let retired = [id("pvc-trash")].into();
+    assert_eq!(orphans(&records, &retired, &listing), [id("pvc-orphan")].into());
+}
+
+#[test]
+fn an_empty_list_of_pvs_is_implausible() {
+    let nothing = Listing::of(&[], NODE);
+    let had_one = [(id("pvc-used"), record(State::Announced)), (id("pvc-staged"), record(State::Staged))].into();
+    assert!(!is_plausible(&nothing, &had_one));
+    assert!(is_plausible(&Listing::of(&[pv("pvc-other")], NODE), &had_one));
+    assert!(is_plausible(&nothing, &[(id("pvc-external"), external())].into()));
+    // The first claim of a new cluster was interrupted.
+    assert!(is_plausible(&nothing, &[(id("pvc-staged"), record(State::Staged))].into()));
+}
