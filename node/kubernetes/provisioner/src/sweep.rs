@@ -21,7 +21,7 @@
 //! be that of another cluster. Then the sweep undoes and removes nothing. The end of a claim is an event of this API
 //! server: the volume of such a claim is undone, and so is one that an earlier comparison left out.
 
-mod round;
+pub(crate) mod round;
 #[cfg(test)]
 mod tests;
 
@@ -69,7 +69,7 @@ async fn compare(cx: &Context, provisioner: &Provisioner) {
         let has_progress = |swept: &Result<Round, Error>| swept.as_ref().is_ok_and(Round::has_progress);
         match cx.round(provisioner.sweep(&reported), has_progress).await {
             Ok(round) => {
-                failures = 0;
+                failures = if round.is_incomplete() { failures + 1 } else { 0 };
                 reported = round.logged();
                 cx.healthy();
             }
@@ -137,8 +137,9 @@ impl Provisioner {
             round.found.left_out.staged.clone_from(&reported.left_out.staged);
             warn!("the API server has no PVs, but the disk has volumes of PVs: no volume is removed");
         }
-        self.sweep_rollbacks(&rollbacks).await?;
-        round.found.snapshots = self.sweep_snapshots(&snapshots, &retired_snapshots).await?;
+        self.sweep_rollbacks(&rollbacks, &mut round.failed).await;
+        round.found.snapshots =
+            self.sweep_snapshots(&snapshots, &retired_snapshots, &reported.snapshots, &mut round.failed).await;
         for (id, pvs) in listing.volumes().filter(|(id, _)| !readable.contains_key(id) || retired.contains(id)) {
             round.compare_missing(self, id, pvs, reported.lost.contains(id)).await;
         }

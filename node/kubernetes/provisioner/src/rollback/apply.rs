@@ -22,6 +22,7 @@ use crate::events::RollbackWait;
 use crate::metrics::Object;
 use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 use crate::snapshot::object::{Content, Snapshot};
+use crate::sweep::round::Failed;
 
 /// Retry interval while a pod has the volume. No event announces that a volume was unpublished.
 const IN_USE: Duration = Duration::from_secs(5);
@@ -345,39 +346,51 @@ impl Provisioner {
     /// Ends rollbacks whose request is gone: a user has removed the request together with the annotation of the node,
     /// the claim was deleted, or a pass ended before it wrote the end into the record. No pass over a claim would end
     /// these.
-    pub(crate) async fn sweep_rollbacks(&self, rollbacks: &BTreeMap<VolumeId, Record>) -> Result<(), Error> {
-        // Most rollbacks have a request, and wait for the pods of their volumes.
-        let mut requests = BTreeSet::new();
-        for namespace in rollbacks.values().map(|record| &record.claim.namespace).collect::<BTreeSet<_>>() {
-            requests.extend(self.requests(namespace).await?);
+    pub(crate) async fn sweep_rollbacks(&self, rollbacks: &BTreeMap<VolumeId, Record>, failed: &mut Failed) {
+        let mut namespaces = BTreeMap::<_, Vec<_>>::new();
+        for (kept, record) in rollbacks {
+            namespaces.entry(&record.claim.namespace).or_default().push((kept, record));
         }
-        for (kept, record) in rollbacks.iter().filter(|(kept, record)| !requests.contains(&request(kept, record))) {
-            let Some(Rollback { volume, .. }) = record.rollback() else { continue };
-            // Passes over the claim have the first lock, those over the content the second one. No pass waits for both
-            // locks.
-            let guards = (self.locks.lock(volume).await, self.locks.lock(kept).await);
-            let Some(record) = self.snapshot_record(kept).await? else { continue };
-            // Check again: a pass may have run since then.
-            if record.rollback().is_none() || self.has_request(kept, &record).await? {
-                continue;
-            }
-            let is_exchanged = record.is_exchanged();
-            let ended = if is_exchanged {
-                self.end_exchanged(kept, &record).await
-            } else {
-                // The disk call has the locks, also if the sweep is stopped: a claim may request this rollback again.
-                let (removed, _guards) =
-                    self.on_volume(kept, move |store, kept| (store.remove_snapshot(kept), guards)).await?;
-                removed.map(drop).map_err(Error::Store)
-            };
-            match ended {
-                Ok(()) => info!(volume = %volume, kept = %kept, is_exchanged, "rollback without a request ended"),
+        for (namespace, rollbacks) in namespaces {
+            let requests = match self.requests(namespace).await {
+                Ok(requests) => requests,
                 Err(error) => {
-                    let error: &dyn std::error::Error = &error;
-                    warn!(volume = %volume, kept = %kept, error, "rollback without a request not ended, will retry");
+                    failed.extend(rollbacks.first().map(|(kept, _)| ((*kept).clone(), Error::Api(error))));
+                    continue;
+                }
+            };
+            for (kept, record) in rollbacks {
+                // Most rollbacks have a request, and wait for the pods of their volumes.
+                if requests.contains(&request(kept, record)) {
+                    continue;
+                }
+                if let Err(error) = self.sweep_rollback(kept, record).await {
+                    failed.push((kept.clone(), error));
                 }
             }
         }
+    }
+
+    async fn sweep_rollback(&self, kept: &VolumeId, listed: &Record) -> Result<(), Error> {
+        let Some(Rollback { volume, .. }) = listed.rollback() else { return Ok(()) };
+        // Passes over the claim have the first lock, those over the content the second one. No pass waits for both
+        // locks.
+        let guards = (self.locks.lock(volume).await, self.locks.lock(kept).await);
+        let Some(record) = self.snapshot_record(kept).await? else { return Ok(()) };
+        // Check again: a pass may have run since then.
+        if record.rollback().is_none() || self.has_request(kept, &record).await? {
+            return Ok(());
+        }
+        let is_exchanged = record.is_exchanged();
+        if is_exchanged {
+            self.end_exchanged(kept, &record).await?;
+        } else {
+            // The disk call has the locks, also if the sweep is stopped: a claim may request this rollback again.
+            let (removed, _guards) =
+                self.on_volume(kept, move |store, kept| (store.remove_snapshot(kept), guards)).await?;
+            removed.map_err(Error::Store)?;
+        }
+        info!(volume = %volume, kept = %kept, is_exchanged, "rollback without a request ended");
         Ok(())
     }
 

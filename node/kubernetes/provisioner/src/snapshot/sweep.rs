@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use apiclient::is_missing;
-use tracing::{info, warn};
+use tracing::info;
 use volume::{Owner, Record, State, VolumeId};
 
 use crate::context::Provisioner;
@@ -21,6 +21,7 @@ use crate::error::{Error, api};
 use crate::group::object::GroupContent;
 use crate::listing::list_all;
 use crate::snapshot::object::Content;
+use crate::sweep::round::Failed;
 
 /// Snapshots of which no content exists.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -31,33 +32,45 @@ struct Findings {
 
 impl Provisioner {
     /// Removes unfinished snapshots, and returns the orphans. The caller has read the disk before this call lists the
-    /// contents.
+    /// contents. If the list fails, the orphans are those of the last comparison.
     pub(crate) async fn sweep_snapshots(
         &self,
         snapshots: &BTreeMap<VolumeId, Record>,
         retired: &BTreeSet<VolumeId>,
-    ) -> Result<BTreeSet<VolumeId>, Error> {
-        if snapshots.is_empty() {
-            return Ok(BTreeSet::new());
+        reported: &BTreeSet<VolumeId>,
+        failed: &mut Failed,
+    ) -> BTreeSet<VolumeId> {
+        let Some(first) = snapshots.keys().next() else { return BTreeSet::new() };
+        let found = match self.find_unused(snapshots, retired).await {
+            Ok(found) => found,
+            Err(error) => {
+                failed.push((first.clone(), error));
+                return reported.iter().filter(|id| snapshots.contains_key(*id)).cloned().collect();
+            }
+        };
+        for id in &found.removable {
+            let Some(guard) = self.locks.try_lock(id) else { continue };
+            match self.on_volume(id, move |store, id| (store.remove_snapshot(id), guard)).await {
+                Ok((Ok(_), _guard)) => info!(snapshot = %id, "unfinished snapshot without a content removed"),
+                Ok((Err(error), _guard)) => failed.push((id.clone(), Error::Store(error))),
+                Err(error) => failed.push((id.clone(), error.into())),
+            }
         }
+        found.orphans
+    }
+
+    async fn find_unused(
+        &self,
+        snapshots: &BTreeMap<VolumeId, Record>,
+        retired: &BTreeSet<VolumeId>,
+    ) -> Result<Findings, Error> {
         let listed = match list_all(&self.contents).await {
             Ok(contents) => contents,
             // The CRDs were removed with all contents, which proves nothing about a snapshot.
             Err(error) if is_missing(&error) => Vec::new(),
             Err(error) => return Err(api("list the contents of snapshots")(error).into()),
         };
-        let found = findings(snapshots, retired, &listed, &self.all_groups().await?, &self.node);
-        for id in &found.removable {
-            let Some(guard) = self.locks.try_lock(id) else { continue };
-            let (removed, _guard) = self.on_volume(id, move |store, id| (store.remove_snapshot(id), guard)).await?;
-            match removed {
-                Ok(_) => info!(snapshot = %id, "unfinished snapshot without a content removed"),
-                Err(error) => {
-                    warn!(snapshot = %id, error = causes::of(&error), "unfinished snapshot not removed, will retry");
-                }
-            }
-        }
-        Ok(found.orphans)
+        Ok(findings(snapshots, retired, &listed, &self.all_groups().await?, &self.node))
     }
 }
 
@@ -133,7 +146,9 @@ mod tests {
             disk.put(id, record.clone());
         }
         let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
-        provisioner.sweep_snapshots(&snapshots.into(), &BTreeSet::new()).await.expect("a comparison");
+        let (none, mut failed) = (BTreeSet::new(), Failed::new());
+        provisioner.sweep_snapshots(&snapshots.into(), &none, &none, &mut failed).await;
+        assert!(failed.is_empty(), "{failed:?}");
         assert_eq!(disk.live(), ["snapshot-first", "snapshot-later"].map(id));
     }
 

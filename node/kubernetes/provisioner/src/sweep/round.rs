@@ -15,7 +15,7 @@ use crate::listing::ListedPv;
 use crate::pv::object;
 
 /// Errors, each with a volume that could not be compared. An error does not end the comparison of the other volumes.
-pub(super) type Failed = Vec<(VolumeId, Error)>;
+pub(crate) type Failed = Vec<(VolumeId, Error)>;
 
 /// A comparison of disk and cluster, or a look at the volumes that the last comparison left out.
 #[derive(Debug, Default)]
@@ -64,11 +64,20 @@ impl LeftOut {
     pub(super) fn is_empty(&self) -> bool {
         self.staged.is_empty() && self.missing.is_empty()
     }
+
+    fn has(&self, id: &VolumeId) -> bool {
+        self.staged.contains(id) || self.missing.contains_key(id)
+    }
 }
 
 impl Round {
     pub(super) fn has_progress(&self) -> bool {
         self.failed.iter().all(|(_, error)| error.is_about_object())
+    }
+
+    /// Whether the API server or the disk failed for a volume at which no look follows.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.failed.iter().any(|(id, error)| !error.is_about_object() && !self.found.left_out.has(id))
     }
 
     /// Logs the errors, and returns the findings.

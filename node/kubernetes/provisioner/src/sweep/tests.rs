@@ -1,20 +1,17 @@
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use envtest::FakeVolumes;
-use http::{Request, Response, StatusCode};
+use fsquota::ProjectId;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Client;
-use kube::client::Body;
 use kube::runtime::watcher::Event;
-use serde_json::{Value, json};
+use serde_json::json;
 use supervisor::Supervisor;
 use tokio::task::yield_now;
 use tokio::time::{advance, sleep};
-use tower::service_fn;
 use units::{Bytes, Inodes};
-use volume::{Mode, Sharing};
+use volume::{Allocation, Mode, Rollback, Sharing};
 
 use super::*;
 use crate::fixture::{self, id};
@@ -36,22 +33,6 @@ fn pv(name: &str) -> PersistentVolume {
     listing::tests::pv(name, name, NODE)
 }
 
-/// A page of a list, with one PV. The token of the next page is its number. `lists` counts the first pages.
-fn page(pvs: &[Value], query: &str, lists: &AtomicU32) -> Value {
-    let number: usize = match query.split('&').find_map(|pair| pair.strip_prefix("continue=")) {
-        Some(token) => token.parse().expect("a token of this server"),
-        None => {
-            lists.fetch_add(1, Ordering::Relaxed);
-            0
-        }
-    };
-    let next = (number + 1 < pvs.len()).then(|| (number + 1).to_string());
-    json!({
-        "kind": "PersistentVolumeList", "apiVersion": "v1",
-        "metadata": {"continue": next}, "items": pvs.get(number).as_slice(),
-    })
-}
-
 /// Record of a snapshot.
 fn snapshot(state: State) -> Record {
     fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary }, state)
@@ -70,32 +51,27 @@ fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
 /// `lists` counts the lists of PVs.
 fn api_server_without(denied: &'static str, pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
     let pvs: Vec<_> = pvs.iter().map(|pv| serde_json::to_value(pv).expect("a PV")).collect();
-    let service = service_fn(move |request: Request<Body>| {
+    fixture::client(move |request| {
+        let status = |code: u16, reason| (code, json!({"kind": "Status", "code": code, "reason": reason}).to_string());
         let path = request.uri().path();
-        let is_denied = path.contains(denied);
-        let found = match path.strip_prefix("/api/v1/persistentvolumes") {
-            _ if is_denied => None,
-            Some("") => Some(page(&pvs, request.uri().query().unwrap_or_default(), &lists)),
-            Some(name) => pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')).cloned(),
-            None if path.ends_with("/persistentvolumeclaims") => {
-                let (kind, version) = ("PartialObjectMetadataList", "meta.k8s.io/v1");
-                Some(json!({"kind": kind, "apiVersion": version, "metadata": {}, "items": []}))
+        if path.contains(denied) {
+            return Some(status(403, "Forbidden"));
+        }
+        Some(match path.strip_prefix("/api/v1/persistentvolumes") {
+            Some("") => {
+                if request.uri().query().is_none_or(|query| !query.contains("continue=")) {
+                    lists.fetch_add(1, Ordering::Relaxed);
+                }
+                fixture::page(&pvs, request)
             }
-            None => None,
-        };
-        let status = match &found {
-            Some(_) => StatusCode::OK,
-            None if is_denied => StatusCode::FORBIDDEN,
-            None => StatusCode::NOT_FOUND,
-        };
-        let reason = status.canonical_reason().map(|reason| reason.replace(' ', ""));
-        let failure = || json!({"kind": "Status", "code": status.as_u16(), "reason": reason});
-        let content = found.unwrap_or_else(failure);
-        let mut response = Response::new(Body::from(content.to_string().into_bytes()));
-        *response.status_mut() = status;
-        async move { Ok::<_, Infallible>(response) }
-    });
-    Client::new(service, "default")
+            Some(name) => match pvs.iter().find(|pv| pv["metadata"]["name"] == name.trim_start_matches('/')) {
+                Some(pv) => (200, pv.to_string()),
+                None => status(404, "NotFound"),
+            },
+            None if path.ends_with("/persistentvolumeclaims") => fixture::page(&[], request),
+            None => status(404, "NotFound"),
+        })
+    })
 }
 
 #[tokio::test]
@@ -235,6 +211,61 @@ async fn requests_that_fail_have_a_back_off() {
     }
     assert!((10..=20).contains(&errors), "{errors} errors of two volumes in 5 minutes");
     assert_eq!((found.left_out.staged.len(), found.left_out.missing.len()), (1, 1));
+}
+
+/// Regression: the first error ended the sweep, so that the other rollbacks and the volumes behind them waited.
+#[tokio::test]
+async fn an_error_about_one_rollback_does_not_end_the_comparison() {
+    let [denied, removed, stuck] = ["snapshot-a", "snapshot-b", "snapshot-c"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    disk.put(&id("pvc-1"), record(State::Announced));
+    for (kept, namespace) in [(&denied, "a-denied"), (&removed, "shop"), (&stuck, "shop")] {
+        let project = ProjectId::new(8).expect("an ID");
+        let (volume, source) = (id("pvc-1"), id("snapshot-before"));
+        let owner = Owner::Rollback(Rollback { volume, source, project, allocation: Allocation::Thick });
+        let mut record = Record { owner, ..snapshot(State::Staged) };
+        record.claim.namespace = namespace.into();
+        disk.put(kept, record);
+    }
+    disk.set_stuck(&stuck, true);
+    let client = api_server(&["pvc-1", "pvc-lost"].map(pv), Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let round = provisioner.sweep(&Findings::default()).await.expect("a comparison");
+    assert_eq!(volumes(&round.failed), [&denied, &stuck]);
+    assert!(round.is_incomplete(), "no look follows");
+    assert_eq!((disk.record(&removed), round.found.lost), (None, [id("pvc-lost")].into()));
+}
+
+/// Regression: the volumes behind the snapshots waited until the API server listed the contents.
+#[tokio::test]
+async fn an_error_about_snapshots_does_not_end_the_comparison() {
+    let [orphan, unfinished] = ["snapshot-a", "snapshot-b"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    disk.put(&orphan, snapshot(State::Announced));
+    disk.put(&unfinished, snapshot(State::Staged));
+    let client = api_server_without("/volumesnapshotcontents", &[pv("pvc-lost")], Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let reported = Findings { snapshots: [orphan.clone()].into(), ..Findings::default() };
+    let round = provisioner.sweep(&reported).await.expect("a comparison");
+    assert_eq!(volumes(&round.failed), [&orphan]);
+    assert!(disk.record(&unfinished).is_some() && round.is_incomplete());
+    assert_eq!((round.found.snapshots, round.found.lost), ([orphan].into(), [id("pvc-lost")].into()));
+}
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_removed_delays_no_other() {
+    let [stuck, removed] = ["snapshot-a", "snapshot-b"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    for unfinished in [&stuck, &removed] {
+        disk.put(unfinished, snapshot(State::Staged));
+    }
+    disk.set_stuck(&stuck, true);
+    let client = api_server(&[], Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let round = provisioner.sweep(&Findings::default()).await.expect("a comparison");
+    assert_eq!(volumes(&round.failed), [&stuck]);
+    assert_eq!(disk.record(&removed), None);
+    assert!(round.has_progress() && !round.is_incomplete(), "only the snapshot causes the error");
 }
 
 /// Regression: the stop waited until all files of a snapshot were removed.
