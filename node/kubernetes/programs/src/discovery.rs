@@ -172,7 +172,7 @@ mod tests {
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
-    use crate::pki::certificate::{self, Ca, Pair, Purpose, Wanted};
+    use crate::pki::certificate::{self, Ca, Pair, Purpose, Signer, Wanted};
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -183,6 +183,7 @@ mod tests {
             common_name: "kube-apiserver".into(),
             organization: None,
             purpose: Purpose::Server(names),
+            signer: Signer::Cluster,
         }
     }
 

@@ -32,7 +32,7 @@ use tracing::error;
 
 use crate::Config;
 use crate::keyring::{Keyring, StoredSecrets};
-use crate::pki::certificate::{Ca, Stale, Validity, Wanted};
+use crate::pki::certificate::{Ca, Signer, Stale, Validity, Wanted};
 use crate::pki::expiry::{Expiries, Expiry, Lasting};
 use crate::pki::identity::Identity;
 use crate::pki::public::PublicCertificates;
@@ -126,21 +126,21 @@ impl Credentials {
 
         let mut found = BTreeMap::new();
         for wanted in &self.wanted {
-            let checked = if wanted.name == front_proxy::NAME {
-                front_proxy::verify(&store, wanted)?
-            } else {
-                let pair = store.read_pair(wanted.name)?.ok_or(Stale::Absent);
-                pair.and_then(|pair| ca.verify(wanted, &pair))
+            let checked = match wanted.signer {
+                Signer::Cluster => {
+                    let pair = store.read_pair(wanted.name)?.ok_or(Stale::Absent);
+                    pair.and_then(|pair| ca.verify(wanted, &pair))
+                }
+                Signer::FrontProxy => front_proxy::verify(&store, wanted)?,
             };
             found.insert(wanted.name, checked);
         }
         let plan = renewal::plan(&found, now);
         for wanted in &self.wanted {
             if let Some(stale) = plan.due.get(wanted.name) {
-                let issued = if wanted.name == front_proxy::NAME {
-                    front_proxy::issue(&store, wanted, *stale, now)?
-                } else {
-                    store.issue(&ca, wanted, *stale, now)?
+                let issued = match wanted.signer {
+                    Signer::Cluster => store.issue(&ca, wanted, *stale, now)?,
+                    Signer::FrontProxy => front_proxy::issue(&store, wanted, *stale, now)?,
                 };
                 found.insert(wanted.name, Ok(issued));
                 // Clients of this certificate have to connect again, even if this pass fails at the next certificate.

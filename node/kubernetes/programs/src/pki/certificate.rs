@@ -29,6 +29,15 @@ pub(crate) struct Wanted {
     pub(crate) common_name: String,
     pub(crate) organization: Option<&'static str>,
     pub(crate) purpose: Purpose,
+    pub(crate) signer: Signer,
+}
+
+/// CA of a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signer {
+    Cluster,
+    /// A CA of the certificate alone, see [`front_proxy`](crate::pki::front_proxy).
+    FrontProxy,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -367,6 +376,7 @@ mod tests {
             common_name: "system:node:granary".into(),
             organization: Some("system:nodes"),
             purpose: Purpose::Client,
+            signer: Signer::Cluster,
         }
     }
 
@@ -381,6 +391,7 @@ mod tests {
             common_name: "kube-apiserver".into(),
             organization: None,
             purpose: Purpose::Server(names.into()),
+            signer: Signer::Cluster,
         }
     }
 

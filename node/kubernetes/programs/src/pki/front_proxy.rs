@@ -6,7 +6,7 @@
 
 use time::OffsetDateTime;
 
-use crate::pki::certificate::{self, Ca, Purpose, Stale, Validity, Wanted};
+use crate::pki::certificate::{self, Ca, Purpose, Signer, Stale, Validity, Wanted};
 use crate::pki::store::{PUBLIC, PkiError, Store};
 
 pub(crate) const NAME: &str = "frontproxy";
@@ -17,7 +17,13 @@ const CA_NAME: &str = "granary:front-proxy-ca";
 pub(crate) const USER: &str = "granary:front-proxy";
 
 pub(crate) fn wanted() -> Wanted {
-    Wanted { name: NAME, common_name: USER.into(), organization: None, purpose: Purpose::Client }
+    Wanted {
+        name: NAME,
+        common_name: USER.into(),
+        organization: None,
+        purpose: Purpose::Client,
+        signer: Signer::FrontProxy,
+    }
 }
 
 fn cas(store: &Store) -> Result<Option<String>, PkiError> {

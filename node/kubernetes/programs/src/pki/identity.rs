@@ -2,7 +2,7 @@
 
 use cluster::{DNS_GROUP, DNS_USER_PREFIX, PROXY_USER, SNAPSHOT_CONTROLLER_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 
-use crate::pki::certificate::{Purpose, Wanted};
+use crate::pki::certificate::{Purpose, Signer, Wanted};
 
 pub(crate) const ADMINISTRATOR: &str = "granary:admin";
 
@@ -71,7 +71,7 @@ impl Identity {
             | Self::Dns
             | Self::SnapshotController => Purpose::Client,
         };
-        Wanted { name: self.name(), common_name, organization, purpose }
+        Wanted { name: self.name(), common_name, organization, purpose, signer: Signer::Cluster }
     }
 }
 

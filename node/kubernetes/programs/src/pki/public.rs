@@ -9,7 +9,7 @@ use cluster::{ADMINISTRATORS_GROUP, AdministratorRequest};
 use time::OffsetDateTime;
 use tracing::info;
 
-use crate::pki::certificate::{Ca, Purpose, Validity, Wanted};
+use crate::pki::certificate::{Ca, Purpose, Signer, Validity, Wanted};
 use crate::pki::store::PkiError;
 
 /// None of the certificates is secret. The private keys are elsewhere.
@@ -54,6 +54,7 @@ impl AdministratorCertificate {
             common_name: user.clone(),
             organization: Some(ADMINISTRATORS_GROUP),
             purpose: Purpose::Client,
+            signer: Signer::Cluster,
         };
         let signed = ca.certify(&wanted, request.public_key(), now);
         let certificate = signed.map_err(|source| PkiError::Administrator { user: user.clone(), source })?;
@@ -125,6 +126,7 @@ mod tests {
             common_name: request.user(),
             organization: Some("granary:administrators"),
             purpose: Purpose::Client,
+            signer: Signer::Cluster,
         };
         let pair = Pair { certificate: administrator.certificate.clone(), key: key.serialize_pem() };
         assert_eq!(verify(&public.ca, &wanted, &pair), Ok(administrator.validity));

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use cluster::API_SERVER_USER;
 
 use crate::Config;
-use crate::pki::certificate::{Purpose, ServerName, Wanted};
+use crate::pki::certificate::{Purpose, ServerName, Signer, Wanted};
 use crate::pki::front_proxy;
 
 pub(crate) fn of_programs(config: &Config) -> [Wanted; 6] {
@@ -27,21 +27,40 @@ fn api_server(config: &Config) -> Wanted {
         common_name: "kube-apiserver".into(),
         organization: None,
         purpose: Purpose::Server(names),
+        signer: Signer::Cluster,
     }
 }
 
 /// The API server's client certificate for the kubelet. The reconciler binds this user to the required role only.
 fn kubelets_client() -> Wanted {
-    Wanted { name: "apikubelet", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::Client }
+    Wanted {
+        name: "apikubelet",
+        common_name: API_SERVER_USER.into(),
+        organization: None,
+        purpose: Purpose::Client,
+        signer: Signer::Cluster,
+    }
 }
 
 fn etcd() -> Wanted {
     let names = [dns("localhost"), ServerName::Ip([127, 0, 0, 1].into())];
-    Wanted { name: "etcd", common_name: "etcd".into(), organization: None, purpose: Purpose::Server(names.into()) }
+    Wanted {
+        name: "etcd",
+        common_name: "etcd".into(),
+        organization: None,
+        purpose: Purpose::Server(names.into()),
+        signer: Signer::Cluster,
+    }
 }
 
 fn etcds_client() -> Wanted {
-    Wanted { name: "apietcd", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::EtcdClient }
+    Wanted {
+        name: "apietcd",
+        common_name: API_SERVER_USER.into(),
+        organization: None,
+        purpose: Purpose::EtcdClient,
+        signer: Signer::Cluster,
+    }
 }
 
 pub(crate) fn kubelet_server(config: &Config) -> Wanted {
@@ -51,6 +70,7 @@ pub(crate) fn kubelet_server(config: &Config) -> Wanted {
         common_name: format!("system:node:{}", config.node),
         organization: Some("system:nodes"),
         purpose: Purpose::Server(names.into()),
+        signer: Signer::Cluster,
     }
 }
 
@@ -66,6 +86,15 @@ mod tests {
         let masters = of_programs(&Config::default()).into_iter().chain(identities);
         let masters = masters.filter(|wanted| wanted.organization == Some("system:masters")).map(|wanted| wanted.name);
         assert_eq!(masters.collect::<Vec<_>>(), ["admin"]);
+    }
+
+    /// Aggregated API servers accept every user name with a certificate of this CA.
+    #[test]
+    fn only_the_certificate_for_aggregated_api_servers_has_another_ca() {
+        let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
+        let others = of_programs(&Config::default()).into_iter().chain(identities);
+        let others = others.filter(|wanted| wanted.signer != Signer::Cluster).map(|wanted| wanted.name);
+        assert_eq!(others.collect::<Vec<_>>(), [front_proxy::NAME]);
     }
 
     #[test]

@@ -82,7 +82,7 @@ proptest! {
         let ca = Ca::load(&store.read_pair("ca").unwrap().unwrap(), LATER).unwrap();
         let clients = Identity::ALL.map(|identity| identity.wanted("granary"));
         for wanted in clients.into_iter().chain(wanted::of_programs(&disk.config)) {
-            if wanted.name == front_proxy::NAME {
+            if wanted.signer == Signer::FrontProxy {
                 prop_assert!(front_proxy::verify(&store, &wanted).unwrap().is_ok());
                 continue;
             }
