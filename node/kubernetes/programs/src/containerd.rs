@@ -14,8 +14,9 @@ use tracing::{error, info, warn};
 
 use crate::cgroup::Cgroup;
 use crate::headroom::NO_SPACE;
+use crate::image_archive::{ArchivedImage, PINNED};
 use crate::program::{Program, ProgramError, Service};
-use crate::{Config, Paths, cni, ready, registries};
+use crate::{Config, Paths, cni, image_archive, ready, registries};
 
 const NAMESPACE: &str = "k8s.io";
 
@@ -43,9 +44,9 @@ pub struct Archive {
 }
 
 /// Imports the archives of the node image, then those of the administrator. Each archive is imported once in a boot,
-/// even if the service restarts. containerd must be healthy. It has the content and the unpacked layers of earlier
-/// boots, but `ctr` passes no digests: containerd writes each blob again before it compares the digest. If containerd's
-/// part of the disk is full, the service reports healthy and tries again later.
+/// even if the service restarts. containerd must be healthy. An archive whose images containerd has is not imported:
+/// `ctr` passes no digests, so containerd would write and sync each blob again before it compares the digest. If
+/// containerd's part of the disk is full, the service reports healthy and tries again later.
 pub fn images(config: &Config, given: Vec<Archive>) -> Service {
     let import = Arc::new(Import { paths: config.paths.clone(), given, imported: Mutex::default() });
     Box::new(move |cx| {
@@ -88,9 +89,14 @@ impl Import {
             if self.is_done(&archive) {
                 continue;
             }
+            if self.is_present(&archive, cx).await {
+                info!(archive = %archive.display(), "image is present");
+                self.done(archive);
+                continue;
+            }
             match import(&self.paths, &archive).complete(&self.paths, cx).await {
                 _ if cx.is_cancelled() => return Ok(false),
-                Ok(()) => {
+                Ok(_) => {
                     info!(archive = %archive.display(), "image imported");
                     self.done(archive);
                 }
@@ -108,9 +114,14 @@ impl Import {
             }
         }
         for Archive { name, path } in self.given.iter().filter(|archive| !self.is_done(&archive.path)) {
+            if self.is_present(path, cx).await {
+                info!(archive = name, "image is present");
+                self.done(path.clone());
+                continue;
+            }
             match import(&self.paths, path).complete(&self.paths, cx).await {
                 _ if cx.is_cancelled() => return Ok(false),
-                Ok(()) => info!(archive = name, "image imported"),
+                Ok(_) => info!(archive = name, "image imported"),
                 Err(error) if error.says(NO_SPACE) && !is_complete => {
                     let error: &dyn Error = &error;
                     warn!(archive = name, path = %path.display(), error, "archive of images not imported, will retry");
@@ -125,6 +136,26 @@ impl Import {
             self.done(path.clone());
         }
         Ok(is_complete)
+    }
+
+    /// Whether containerd has all images of the archive. After an error, the import follows, and reports the error.
+    async fn is_present(&self, archive: &Path, cx: &Context) -> bool {
+        let (path, root) = (archive.to_owned(), self.paths.containerd.clone());
+        let read = spawn_blocking(move || -> io::Result<Vec<ArchivedImage>> {
+            let images = image_archive::images(&path)?;
+            // The first boot of a disk starts no program for an archive that it has to import.
+            let is_stored = images.iter().all(|image| root.join(image.manifest()).exists());
+            Ok(if is_stored { images } else { Vec::new() })
+        });
+        let Ok(Ok(images)) = read.await else { return false };
+        for part in images.chunks(CHECKED) {
+            let checked = check(&self.paths, part).complete(&self.paths, cx).await;
+            if !checked.is_ok_and(|printed| image_archive::are_listed(part, printed.lines())) {
+                return false;
+            }
+        }
+        // A cancelled program ends without an error.
+        !images.is_empty() && !cx.is_cancelled()
     }
 
     fn is_done(&self, archive: &Path) -> bool {
@@ -152,13 +183,25 @@ async fn archives(directory: &Path) -> Result<BTreeSet<PathBuf>, ProgramError> {
     listed.map_err(|source| ProgramError::Images { path: directory.to_owned(), source })
 }
 
+/// `ctr` with a command about images.
+fn ctr(paths: &Paths, command: impl IntoIterator<Item = String>) -> Program {
+    let socket = paths.containerd_socket().display().to_string();
+    let global = ["--address", &socket, "--namespace", NAMESPACE, "images"].map(str::to_owned);
+    Program { name: "ctr", arguments: global.into_iter().chain(command).collect(), ..Program::default() }
+}
+
+/// Images in one call of `ctr`. The node keeps the last lines of its output only.
+const CHECKED: usize = 8;
+
+/// Prints the names of the images that containerd has.
+fn check(paths: &Paths, images: &[ArchivedImage]) -> Program {
+    let options = ["check", "--quiet"].map(str::to_owned);
+    ctr(paths, options.into_iter().chain(images.iter().map(ArchivedImage::filter)))
+}
+
 fn import(paths: &Paths, archive: &Path) -> Program {
-    let arguments = [
-        "--address".to_owned(),
-        paths.containerd_socket().display().to_string(),
-        "--namespace".to_owned(),
-        NAMESPACE.to_owned(),
-        "images".to_owned(),
+    let (label, value) = PINNED;
+    let command = [
         "import".to_owned(),
         "--local".to_owned(),
         // containerd syncs its metadata, but not the unpacked files. Without this option, a power cut leaves a snapshot
@@ -166,10 +209,10 @@ fn import(paths: &Paths, archive: &Path) -> Program {
         "--sync-fs".to_owned(),
         // The node may be unable to pull the image again, so the garbage collection must not remove it.
         "--label".to_owned(),
-        "io.cri-containerd.pinned=pinned".to_owned(),
+        format!("{label}={value}"),
         archive.display().to_string(),
     ];
-    Program { name: "ctr", arguments: arguments.into(), ..Program::default() }
+    ctr(paths, command)
 }
 
 pub(crate) fn program(config: &Config) -> Program {
@@ -270,6 +313,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::image_archive::tests::{APP, write_layout};
     use crate::program::tests::{error_of, start_once};
 
     #[test]
@@ -316,12 +360,17 @@ mod tests {
 
     /// The images service with one archive of the node image and a `ctr` that fails with `text`.
     fn failing_import(root: &Path, text: &str) -> Supervisor {
+        importing(root, |archive| std::fs::write(archive, "").unwrap(), &format!("echo '{text}' >&2\nexit 1\n"))
+    }
+
+    /// The images service with one archive of the node image and the script `ctr`.
+    fn importing(root: &Path, write: impl Fn(&Path), script: &str) -> Supervisor {
         let [programs, images] = ["bin", "images"].map(|name| root.join(name));
         for directory in [&programs, &images] {
             std::fs::create_dir(directory).unwrap();
         }
-        std::fs::write(images.join("pause.tar"), "").unwrap();
-        let (script, ctr) = (format!("#!/bin/sh\necho '{text}' >&2\nexit 1\n"), programs.join("ctr"));
+        write(&images.join("pause.tar"));
+        let (script, ctr) = (format!("#!/bin/sh\n{script}"), programs.join("ctr"));
         // Another process writes the script: a concurrent fork of this process would keep the file open for writing,
         // and execve(2) would return ETXTBSY.
         let written = std::process::Command::new("/bin/sh")
@@ -330,7 +379,8 @@ mod tests {
             .status();
         assert!(written.unwrap().success());
         std::fs::set_permissions(&ctr, Permissions::from_mode(0o755)).unwrap();
-        let paths = Paths { programs, images, ephemeral: root.join("ephemeral"), cgroups: None, ..Paths::default() };
+        let (ephemeral, containerd) = (root.join("ephemeral"), root.join("containerd"));
+        let paths = Paths { programs, images, ephemeral, containerd, cgroups: None, ..Paths::default() };
         start_once(super::images(&Config { paths, ..Config::default() }, Vec::new()))
     }
 
@@ -341,6 +391,50 @@ mod tests {
         let tree = failing_import(scratch.path(), "ctr: failed to copy: write data: no space left on device");
         timeout(Duration::from_secs(30), tree.handle().healthy()).await.unwrap().unwrap();
         assert_eq!(tree.status().state, State::Healthy, "it tries again");
+    }
+
+    /// Writes the manifest of the image [`APP`] as containerd does.
+    fn store_manifest(root: &Path) {
+        let blobs = root.join("containerd/io.containerd.content.v1.content/blobs/sha256");
+        std::fs::create_dir_all(&blobs).unwrap();
+        std::fs::write(blobs.join("aa"), "{}").unwrap();
+    }
+
+    /// `ctr` that has the image [`APP`] and fails to import one.
+    fn with_app() -> String {
+        let (check, import) = (format!("echo {APP}"), "echo imported >&2; exit 1");
+        format!("case \"$*\" in *' images check --quiet '*) {check};; *) {import};; esac\n")
+    }
+
+    /// Regression: each boot wrote and synced the blobs of all archives again.
+    #[tokio::test]
+    async fn an_archive_whose_images_containerd_has_is_not_imported() {
+        let scratch = tempfile::tempdir().unwrap();
+        store_manifest(scratch.path());
+        let script = with_app();
+        let tree = importing(scratch.path(), write_layout, &script);
+        let done = async {
+            while tree.status().state != State::Done {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), done).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_archive_without_a_stored_manifest_is_imported_without_a_check() {
+        let scratch = tempfile::tempdir().unwrap();
+        let error = error_of(&importing(scratch.path(), write_layout, &with_app())).await;
+        assert!(error.contains("imported"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_archive_whose_images_are_incomplete_is_imported() {
+        let scratch = tempfile::tempdir().unwrap();
+        store_manifest(scratch.path());
+        let script = "case \"$*\" in *' check '*) ;; *) echo imported >&2; exit 1;; esac\n";
+        let error = error_of(&importing(scratch.path(), write_layout, script)).await;
+        assert!(error.contains("imported"), "{error}");
     }
 
     #[tokio::test]

@@ -48,6 +48,7 @@ mod encryption;
 pub mod etcd;
 pub mod first_range;
 mod headroom;
+mod image_archive;
 mod keyring;
 mod klog;
 pub mod kubelet;

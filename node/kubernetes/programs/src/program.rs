@@ -85,6 +85,10 @@ impl Tail {
         }
         self.0.push_back(line.to_owned());
     }
+
+    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
 }
 
 impl fmt::Display for Tail {
@@ -185,17 +189,21 @@ impl Program {
         }
     }
 
-    /// Runs the program to its end, which must be successful. A stop of the service stops the program.
-    pub(crate) async fn complete(&self, paths: &Paths, cx: &Context) -> Result<(), ProgramError> {
+    /// Runs the program to its end, which must be successful, and returns its last output. A stop of the service stops
+    /// the program.
+    pub(crate) async fn complete(&self, paths: &Paths, cx: &Context) -> Result<Tail, ProgramError> {
         let mut process = self.start(paths).await?;
         tokio::select! {
             biased;
             () = cx.cancelled() => {
                 process.stop().await;
-                Ok(())
+                Ok(process.tail())
             }
             status = process.child.wait() => match status {
-                Ok(status) if status.success() => Ok(()),
+                Ok(status) if status.success() => {
+                    process.drain().await;
+                    Ok(process.tail())
+                }
                 status => Err(process.ended(status).await),
             },
         }

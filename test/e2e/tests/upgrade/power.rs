@@ -73,7 +73,8 @@ impl Lost {
         assert!(ended.starts_with("QEMU ended with exit status: 0"), "{ended}");
         let console = fs::read_to_string(node.console()).expect("the console");
         assert!(console.contains("reboot: Restarting system"), "{ended}");
-        for message in ["cannot unmount at the end", "cannot unmount during shutdown"] {
+        assert!(console.contains("image is present"), "{console}");
+        for message in ["image imported", "cannot unmount at the end", "cannot unmount during shutdown"] {
             assert!(!console.contains(message), "{ended}");
         }
         Ok(())
