@@ -72,16 +72,17 @@ impl Case {
     }
 
     pub async fn volume_of(&self, claim: &str) -> Result<PersistentVolume, Failure> {
-        let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
+        let what = format!("the volume of claim {claim}");
+        let bound = eventually(PATIENCE, &what, async || {
             let found = self.read_claim(claim).await?;
-            let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
-            let volume = found.spec.and_then(|spec| spec.volume_name);
-            if let Some(volume) = volume.filter(|_| phase == "Bound") {
-                return Ok(Seen::Done(volume));
+            if let Some(volume) = bound_volume(&found) {
+                return Ok(Seen::Done(volume.to_owned()));
             }
-            Ok(Seen::NotYet(format!("{phase}; {}", self.events(claim).await?.join("; "))))
-        })
-        .await?;
+            watch(self.claims(), claim, |found| found.and_then(bound_volume).is_some()).await;
+            Ok(Seen::NotYet(found.status.and_then(|status| status.phase).unwrap_or_default()))
+        });
+        let bound = bound.await;
+        let name = self.with_events(claim, bound).await?;
         self.volumes().get(&name).await.map_err(Failure::api(format!("read volume {name}")))
     }
 
@@ -173,6 +174,12 @@ pub fn is_ours(volume: &PersistentVolume) -> bool {
     volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).is_some_and(|csi| csi.driver == DRIVER)
 }
 
+/// Name of the volume of a bound claim.
+fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let is_bound = claim.status.as_ref()?.phase.as_deref() == Some("Bound");
+    claim.spec.as_ref()?.volume_name.as_deref().filter(|_| is_bound)
+}
+
 fn bytes(quantity: &str) -> Option<u64> {
     quantity::bytes(quantity).ok().map(Bytes::get)
 }
@@ -180,6 +187,16 @@ fn bytes(quantity: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_claim_has_its_volume_when_it_is_bound() {
+        let claim = |phase: &str| -> PersistentVolumeClaim {
+            let object = json!({"metadata": {}, "spec": {"volumeName": "pvc-1"}, "status": {"phase": phase}});
+            serde_json::from_value(object).unwrap()
+        };
+        assert_eq!(bound_volume(&claim("Bound")), Some("pvc-1"));
+        assert_eq!(bound_volume(&claim("Pending")), None);
+    }
 
     #[test]
     fn a_neighbours_things_are_not_the_volumes() {

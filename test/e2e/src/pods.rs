@@ -64,9 +64,10 @@ impl Case {
         patched.map(drop).map_err(Failure::api(format!("annotate pod {pod}")))
     }
 
-    async fn with_events<T>(&self, pod: &str, waited: Result<T, Failure>) -> Result<T, Failure> {
+    /// Adds the events about an object to the error of a wait for it.
+    pub(crate) async fn with_events<T>(&self, object: &str, waited: Result<T, Failure>) -> Result<T, Failure> {
         let Err(Failure::Late(mut late)) = waited else { return waited };
-        late.last = format!("{}; {}", late.last, self.events(pod).await?.join("; "));
+        late.last = format!("{}; {}", late.last, self.events(object).await?.join("; "));
         Err(Failure::Late(late))
     }
 
