@@ -10,25 +10,36 @@ use std::fmt::Debug;
 /// Waits until the pods, claims and volumes of the cases are removed from the cluster and from the node.
 pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(), Failure> {
     eventually(PATIENCE, "the removal of all pods, claims and volumes of the cases", async || {
-        let mut left = present::<core::Pod>(client).await?;
-        left.extend(present::<core::PersistentVolumeClaim>(client).await?);
-        left.retain(|(namespace, _)| namespace.as_ref().is_some_and(|namespace| namespaces.contains(namespace)));
-        left.extend(present::<core::PersistentVolume>(client).await?);
-        let mut left: Vec<String> = left.into_iter().map(|(_, name)| name).collect();
-        let node = observer::look(client).await?;
-        left.extend(node.entries.into_iter().map(|entry| entry.path).filter(|path| path.contains("pvc-")));
-        left.extend(node.loops.into_iter().map(|device| format!("{} of {}", device.name, device.file)));
-        left.extend(node.mounts.into_iter().map(|mount| format!("a mount at {}", mount.point)));
+        // Each request takes CPU time of the node, and pods are removed first. A look ends at the first kind that is
+        // left.
+        let mut left = present::<core::Pod>(client, Some(namespaces)).await?;
+        if left.is_empty() {
+            left = present::<core::PersistentVolumeClaim>(client, Some(namespaces)).await?;
+        }
+        if left.is_empty() {
+            left = present::<core::PersistentVolume>(client, None).await?;
+        }
+        if left.is_empty() {
+            let node = observer::look(client).await?;
+            left.extend(node.entries.into_iter().map(|entry| entry.path).filter(|path| path.contains("pvc-")));
+            left.extend(node.loops.into_iter().map(|device| format!("{} of {}", device.name, device.file)));
+            left.extend(node.mounts.into_iter().map(|mount| format!("a mount at {}", mount.point)));
+        }
         Ok(if left.is_empty() { Seen::Done(()) } else { Seen::NotYet(left.join(" ")) })
     })
     .await
 }
 
-async fn present<K>(client: &Client) -> Result<Vec<(Option<String>, String)>, Failure>
+/// Names of all objects of a kind, or of those in these namespaces.
+async fn present<K>(client: &Client, namespaces: Option<&[String]>) -> Result<Vec<String>, Failure>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     let found = Api::<K>::all(client.clone()).list_metadata(&ListParams::default()).await;
     let found = found.map_err(Failure::api(format!("list {}", K::plural(&()))))?;
-    Ok(found.items.iter().map(|object| (object.namespace(), object.name_any())).collect())
+    let mut items = found.items;
+    if let Some(namespaces) = namespaces {
+        items.retain(|object| object.namespace().is_some_and(|namespace| namespaces.contains(&namespace)));
+    }
+    Ok(items.iter().map(ResourceExt::name_any).collect())
 }
