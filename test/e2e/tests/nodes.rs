@@ -386,6 +386,7 @@ async fn a_removed_node_has_no_access(
         Ok(if peers.ends_with(" 0") { Seen::Done(()) } else { Seen::NotYet(peers.to_owned()) })
     })
     .await?;
+    step("the removed node is out of the mesh");
     // The pod runs but is unreachable, because the control plane sends no more packets to the node.
     let own = internal(case, CONTROL_PLANE).await?;
     let sent = || {
@@ -406,7 +407,9 @@ async fn a_removed_node_has_no_access(
     });
     let question = question(there);
     let (asked, rejection) = tokio::join!(here.fetch(address, &question), rejection);
-    println!("{}", rejection?);
+    let rejection = rejection?;
+    step("the API server rejects what the removed node writes");
+    println!("{rejection}");
     let Err(Failure::Pod { message, .. }) = &asked else { panic!("{asked:?}") };
     // A refused connection would be a response.
     let is_silent = message.starts_with(&format!("cannot send a request to {address}")) && !message.contains("refused");
