@@ -230,7 +230,7 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     let life = match record.state {
         _ if is_retired => Life::Retired,
         State::Staged => Life::Staged,
-        State::Announced => Life::Announced,
+        State::Complete | State::Announced => Life::Announced,
     };
     let (mode, inodes) = match record.mode {
         Mode::Filesystem { inodes } => {

@@ -132,8 +132,12 @@ impl Operation {
             Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4), ..UNLIMITED },
             Self::Publish | Self::PublishSingle => Expected { slope: Some(0), at_most: Some(10), ..UNLIMITED },
             Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), ..UNLIMITED },
-            Self::TakeSnapshot | Self::CloneVolume | Self::TakeSnapshotLarge | Self::CloneVolumeLarge => {
+            Self::CloneVolume | Self::CloneVolumeLarge => {
                 Expected { slope: Some(0), at_most: Some(46), flushes: Some(4), disk_ms: Some(10) }
+            }
+            // One more durable write of the record: the mark of a complete snapshot.
+            Self::TakeSnapshot | Self::TakeSnapshotLarge => {
+                Expected { slope: Some(0), at_most: Some(52), flushes: Some(6), disk_ms: Some(10) }
             }
             // Half of the calls of `CopyImage`, regardless of the size of the pieces of a pass.
             Self::FinishSnapshot => Expected { at_most: Some(2000), flushes: Some(16), ..UNLIMITED },

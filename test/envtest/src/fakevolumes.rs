@@ -10,7 +10,7 @@ use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume,
+    Cloning, Copying, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume,
     LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Record, Records, Request, RollbackRequest,
     SnapshotRequest, SourceError, Space, State, Strays, Taken, ThrottleError, UsageError, VolumeCalls, VolumeId,
     VolumeRefusal, VolumeUsage, Volumes,
@@ -61,6 +61,8 @@ struct Disk {
     sources: BTreeMap<VolumeId, VolumeId>,
     /// Number of passes that do not complete a clone.
     passes: u32,
+    /// Whether the disk has no space for the blocks of complete snapshots.
+    full: bool,
     /// Number of passes that do not complete an undo.
     undo_passes: u32,
     /// Volumes whose pods exceed their sizes, each with the number of copy passes that have waited for it.
@@ -164,6 +166,11 @@ impl FakeVolumes {
     /// Sets the number of passes that do not complete a clone.
     pub fn set_passes(&self, passes: u32) {
         self.disk().passes = passes;
+    }
+
+    /// Sets whether the disk has no space for the blocks of complete snapshots, as an overcommitted one.
+    pub fn set_full(&self, full: bool) {
+        self.disk().full = full;
     }
 
     /// Sets the number of passes that do not complete an undo.
@@ -274,7 +281,9 @@ impl Disk {
                 return self.copy(id, record);
             }
             Some((record, false)) => return Ok(Ensured::Unchanged(record)),
-            Some((Record { state: State::Announced, .. }, true)) => return refused(VolumeRefusal::Lost),
+            Some((Record { state: State::Complete | State::Announced, .. }, true)) => {
+                return refused(VolumeRefusal::Lost);
+            }
             // An earlier call was undoing the volume.
             Some((Record { state: State::Staged, .. }, true)) => drop(self.discard(id)?),
         }
@@ -344,6 +353,7 @@ impl Disk {
         let volume = id.clone();
         match self.look(id) {
             Some((Record { state: State::Staged, .. }, _)) => Err(SourceError::NotAnnounced { volume }),
+            Some((Record { state: State::Complete, .. }, _)) => Err(SourceError::Copying { volume }),
             Some((record, false)) if record.size > size => Err(SourceError::Larger { volume, has: record.size, size }),
             Some((record, false)) => Ok((record.mode, record.size)),
             None | Some((_, true)) => Err(SourceError::Unknown { volume }),
@@ -352,7 +362,7 @@ impl Disk {
 
     fn announce(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         match self.records.get_mut(id) {
-            Some(record) if record.state == State::Staged => {
+            Some(record) if record.state != State::Announced => {
                 record.state = State::Announced;
                 Ok(Ensured::Created(()))
             }
@@ -409,7 +419,7 @@ impl Disk {
     fn restore(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         match self.look(id) {
             None | Some((_, false)) => Ok(Ensured::Unchanged(())),
-            Some((Record { state: State::Staged, .. }, true)) => {
+            Some((Record { state: State::Staged | State::Complete, .. }, true)) => {
                 Err(Error::Refused { id: id.clone(), source: VolumeRefusal::NotAnnounced })
             }
             Some((Record { state: State::Announced, .. }, true)) => {
@@ -507,6 +517,10 @@ impl Volumes for FakeVolumes {
 
     fn take_group(&self, want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error> {
         self.calls.observe(Operation::TakeGroup, || self.disk().take_group(want)).map(Ensured::into_inner)
+    }
+
+    fn copy_snapshot(&self, id: &VolumeId) -> Result<Option<Copying>, Error> {
+        self.calls.observe(Operation::TakeSnapshot, || self.disk().copy_snapshot(id)).map(Ensured::into_inner)
     }
 
     fn takes_groups(&self) -> bool {

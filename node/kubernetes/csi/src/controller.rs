@@ -164,7 +164,7 @@ fn owned(volumes: &dyn Volumes, id: &VolumeId, change: Change) -> Result<Option<
 fn delete(volumes: &dyn Volumes, id: &VolumeId) -> Result<(), ControllerError> {
     let removed = match owned(volumes, id, Change::Delete)?.map(|record| record.state) {
         None => return Ok(()),
-        Some(State::Staged) => volumes.undo(id),
+        Some(State::Staged | State::Complete) => volumes.undo(id),
         Some(State::Announced) => volumes.retire(id).and_then(|_| volumes.discard(id)),
     };
     removed.map(drop).map_err(Change::Delete.failed())

@@ -191,7 +191,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         } => Code::Aborted,
         Error::Source { source, .. } => match source {
             SourceError::Unknown { .. } => Code::NotFound,
-            SourceError::NotAnnounced { .. } => Code::Unavailable,
+            SourceError::NotAnnounced { .. } | SourceError::Copying { .. } => Code::Unavailable,
             SourceError::Filesystem { .. } | SourceError::Block { .. } | SourceError::Unsupported { .. } => {
                 Code::InvalidArgument
             }

@@ -107,7 +107,7 @@ impl Gauges {
             free: IntGauge::new("granary_disk_free_bytes", "Unreserved space for volumes.")?,
             volumes: vec(
                 "granary_volumes",
-                "Volumes and snapshots by mode and state; a staged volume has no PV yet, a staged snapshot is not ready.",
+                "Volumes and snapshots by mode and state; a staged one has no PV or is not ready, the blocks of a complete one are being copied.",
                 &["mode", "state"],
             )?,
             retired: IntGauge::new("granary_volumes_retired", "Deleted volumes whose data is not removed yet.")?,
@@ -172,6 +172,7 @@ impl Gauges {
                 self.volumes.with_label_values(&[mode, state]);
             }
         }
+        self.volumes.with_label_values(&["snapshot", state(State::Complete)]);
         for VolumeUsage { record, .. } in volumes {
             self.volumes.with_label_values(&[kind(record.mode), state(record.state)]).inc();
         }
@@ -198,6 +199,7 @@ const fn kind(mode: Mode) -> &'static str {
 const fn state(state: State) -> &'static str {
     match state {
         State::Staged => "staged",
+        State::Complete => "complete",
         State::Announced => "announced",
     }
 }
@@ -289,6 +291,7 @@ mod tests {
                 r#"granary_volumes{mode="filesystem",state="announced"} 1"#,
                 r#"granary_volumes{mode="filesystem",state="staged"} 0"#,
                 r#"granary_volumes{mode="snapshot",state="announced"} 0"#,
+                r#"granary_volumes{mode="snapshot",state="complete"} 0"#,
                 r#"granary_volumes{mode="snapshot",state="staged"} 0"#,
                 "granary_volumes_limits_changed 0",
                 "granary_volumes_retired 1",

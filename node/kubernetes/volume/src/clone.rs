@@ -108,6 +108,9 @@ impl Store {
         let volume = || source.clone();
         let record = match self.index().volumes.get(source) {
             Some(Entry::Known(Known { record, .. })) if record.state == State::Announced => record.clone(),
+            Some(Entry::Known(Known { record, .. })) if record.state == State::Complete => {
+                return Err(SourceError::Copying { volume: volume() });
+            }
             Some(Entry::Known(_)) => return Err(SourceError::NotAnnounced { volume: volume() }),
             Some(Entry::Closed { .. }) => return Err(SourceError::Closed { volume: volume() }),
             None => return Err(SourceError::Unknown { volume: volume() }),

@@ -77,6 +77,9 @@ pub enum SourceError {
     Unknown { volume: VolumeId },
     #[error("volume {volume} is still being provisioned; try again")]
     NotAnnounced { volume: VolumeId },
+    /// A complete snapshot, which shares blocks until they are copied.
+    #[error("the blocks of snapshot {volume} are still being copied; the node tries again")]
+    Copying { volume: VolumeId },
     #[error("volume {volume} is closed; see the node's log")]
     Closed { volume: VolumeId },
     #[error("volume {volume} is a filesystem volume; request volumeMode Filesystem")]

@@ -20,7 +20,7 @@ use crate::error::{ActError, Error};
 use crate::flush::Flush;
 use crate::index::Known;
 use crate::plan::Step;
-use crate::record::Cloning;
+use crate::record::{Cloning, State};
 use crate::store::{Store, place};
 use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, clone, image, tree};
 
@@ -114,6 +114,7 @@ impl<'a> Execution<'a> {
                 store.clone_image(self.staged()?, &cloning)?;
             }
             Step::CloneTree => self.clone_tree()?,
+            Step::Complete => self.complete()?,
             Step::CopyBlocks => {
                 let (size, pass) = (self.record()?.size, self.store.settings.pass);
                 if self.record()?.mode.is_block() {
@@ -215,7 +216,22 @@ impl<'a> Execution<'a> {
         let cloning = self.record()?.cloning.clone().ok_or(ActError::NoRecord)?;
         let (store, max_pause) = (self.store, self.max_pause);
         let taken = store.clone_tree(self.staged()?, &cloning, max_pause)?;
-        self.complete_tree(taken)
+        let record = self.record()?;
+        // The step `Complete` follows: one write of the record is enough for both.
+        let state = if record.mode.is_complete_early(&record.owner) { State::Complete } else { State::Staged };
+        self.complete_tree(taken, state)
+    }
+
+    /// Writes the mark of a complete snapshot into the record. The force of the log that makes the record durable also
+    /// makes the clone before it durable, whose data `FICLONE` has written.
+    fn complete(&mut self) -> Result<(), ActError> {
+        let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
+        if known.record.state == State::Staged {
+            known.record.state = State::Complete;
+            self.store.files.replace(self.id, &known.record)?;
+            self.put(known);
+        }
+        Ok(())
     }
 
     /// Begins a clone of all files of the source, which is locked.
@@ -225,8 +241,9 @@ impl<'a> Execution<'a> {
         store.begin_tree(self.staged()?, &cloning)
     }
 
-    /// Writes into the record that all files are cloned, and the instant of a snapshot.
-    pub(crate) fn complete_tree(&mut self, taken: SystemTime) -> Result<(), ActError> {
+    /// Writes into the record that all files are cloned, the instant of a snapshot, and this state. A member of a group
+    /// is complete only when all members are.
+    pub(crate) fn complete_tree(&mut self, taken: SystemTime, state: State) -> Result<(), ActError> {
         let Store { files, quotas, .. } = self.store;
         let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
         known.record.cloning.as_mut().ok_or(ActError::NoRecord)?.complete = true;
@@ -236,6 +253,7 @@ impl<'a> Execution<'a> {
             return Err(ActError::Overfull);
         }
         known.record.mode = known.record.mode.taken_at(taken);
+        known.record.state = state;
         files.replace(self.id, &known.record)?;
         // The record in memory changes before a later error: an undo must find that the tree is complete.
         self.put(known);

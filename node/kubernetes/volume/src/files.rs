@@ -93,7 +93,7 @@ impl Files {
 
     fn of(&self, state: State) -> &Shared {
         match state {
-            State::Staged => &self.pending,
+            State::Staged | State::Complete => &self.pending,
             State::Announced => &self.records,
         }
     }

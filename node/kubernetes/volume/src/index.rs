@@ -100,10 +100,10 @@ impl Index {
         self.clones.values().filter(|clone| clone.source == *id).map(|clone| clone.headroom).sum()
     }
 
-    /// A clone or snapshot of the volume that is not ready.
+    /// A clone or snapshot of the volume whose blocks are not copied.
     pub(crate) fn unfinished_copy(&self, id: &VolumeId) -> Option<&VolumeId> {
-        let is_ready = |entry: &Entry| entry.record().is_some_and(|record| record.state == State::Announced);
-        self.copies(id).find(|(_, entry)| !is_ready(entry)).map(|(copy, _)| copy)
+        let is_copied = |entry: &Entry| entry.record().is_some_and(|record| record.state == State::Announced);
+        self.copies(id).find(|(_, entry)| !is_copied(entry)).map(|(copy, _)| copy)
     }
 
     /// Whether the volume has a thin snapshot other than `ended`.

@@ -19,7 +19,7 @@ pub enum Copying {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken<T> {
     pub snapshots: T,
-    /// `None`: the snapshots are ready and announced.
+    /// `None`: the snapshots are announced, and share no block or are thin.
     pub copying: Option<Copying>,
 }
 

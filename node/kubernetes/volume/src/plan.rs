@@ -26,6 +26,8 @@ pub enum Step {
     CloneTree,
     /// Create the image with its full size, or extend a cloned one.
     MakeImage,
+    /// Write into the record of a snapshot that it has its whole content, durably, and with it the content.
+    Complete,
     /// Copy the blocks that the image or the files share, as many as one pass may.
     CopyBlocks,
     /// Write into the record that nothing is shared, durably, and lower the limit of the source.
@@ -101,7 +103,9 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
             (None, false) => &[],
         };
         let copy = if want.source.is_some() { copy(want.mode) } else { NO_COPY };
-        return Ok([&[WriteRecord, MakeStaging, Limit][..], image, copy, publish(&want.owner, false)].concat());
+        let begin: &[Step] = &[WriteRecord, MakeStaging, Limit];
+        let (complete, publish) = (complete(want.mode, &want.owner), publish(&want.owner, false));
+        return Ok([begin, image, complete, copy, publish].concat());
     };
     let other_source = record.cloning.as_ref().is_some_and(|cloning| want.source.as_ref() != Some(&cloning.source));
     if record.claim.uid != want.claim.uid
@@ -112,6 +116,9 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
     {
         let Claim { uid, .. } = &record.claim;
         return Err(VolumeRefusal::Differs { claim: record.claim.to_string(), uid: uid.clone(), size: record.size });
+    }
+    if record.state == State::Complete {
+        return finish(record, seen);
     }
     let is_half_cloned = record.cloning.as_ref().is_some_and(|cloning| !cloning.complete);
     let image: &[Step] = match (record.mode.is_block(), seen.staging.image(), &record.cloning) {
@@ -136,7 +143,8 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         (true, _, Some(_)) => &[CloneImage, MakeImage],
     };
     let copy = if record.cloning.is_some() { copy(record.mode) } else { NO_COPY };
-    let from = |begin: &[Step]| [begin, image, copy, publish(&record.owner, record.is_exchanged())].concat();
+    let complete = complete(record.mode, &record.owner);
+    let from = |begin: &[Step]| [begin, image, complete, copy, publish(&record.owner, record.is_exchanged())].concat();
     match (record.state, seen.staging, seen.live, seen.trash) {
         (State::Announced, Place::Absent, Place::Absent, _) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
@@ -160,7 +168,31 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
     }
 }
 
+/// Copies the blocks of a snapshot that is complete, and announces it. Never takes it again.
+///
+/// # Errors
+/// [`VolumeRefusal::Lost`]: its data is gone, or in the trash. [`VolumeRefusal::Foreign`].
+pub fn finish(record: &Record, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
+    let copy = if record.cloning.is_some() { copy(record.mode) } else { NO_COPY };
+    let has_content = !record.mode.is_block() || seen.staging.image() >= Some(record.size);
+    match (seen.staging, seen.live, seen.trash) {
+        (staging, Place::Absent, Place::Absent) if staging.is_of(record) && has_content => {
+            Ok([copy, publish(&record.owner, false)].concat())
+        }
+        // An earlier run has moved it.
+        (Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![Step::SyncLive]),
+        (staging, Place::Absent, Place::Absent) if staging.is_of(record) => Err(VolumeRefusal::Lost),
+        (Place::Absent, Place::Absent, _) => Err(VolumeRefusal::Lost),
+        _ => Err(VolumeRefusal::Foreign),
+    }
+}
+
 const NO_COPY: &[Step] = &[];
+
+/// Step after a snapshot has the whole content of its source.
+const fn complete(mode: Mode, owner: &Owner) -> &'static [Step] {
+    if mode.is_complete_early(owner) { &[Step::Complete] } else { &[] }
+}
 
 /// Steps of a clone after it has the whole content of its source. A thin snapshot shares its blocks for as long as it
 /// exists.
@@ -236,7 +268,7 @@ pub fn restore(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     let record =
         seen.record.as_ref().ok_or(if seen.is_anywhere() { VolumeRefusal::Foreign } else { VolumeRefusal::Lost })?;
     match (record.state, seen.staging, seen.live, seen.trash) {
-        (State::Staged, ..) => Err(VolumeRefusal::NotAnnounced),
+        (State::Staged | State::Complete, ..) => Err(VolumeRefusal::NotAnnounced),
         (State::Announced, Place::Absent, Place::Absent, Place::Absent) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
         (State::Announced, Place::Absent, Place::Absent, trash) if trash.is_of(record) => {
@@ -267,7 +299,8 @@ pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
 ///
 /// # Errors
 /// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged. [`VolumeRefusal::RollingBack`]: the
-/// directory has the content that a volume had before its rollback.
+/// directory has the content that a volume had before its rollback. [`VolumeRefusal::Snapshot`]: the snapshot is
+/// complete, and only its deletion ends it.
 pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, Trash};
 
@@ -276,6 +309,9 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     };
     if let Some(rollback) = record.rollback().filter(|_| record.is_exchanged()) {
         return Err(VolumeRefusal::RollingBack(rollback.volume.clone()));
+    }
+    if record.state == State::Complete {
+        return Err(VolumeRefusal::Snapshot);
     }
     let mut steps = Vec::new();
     let is_complete = match &record.cloning {

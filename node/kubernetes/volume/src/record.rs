@@ -140,6 +140,11 @@ impl Mode {
         )
     }
 
+    /// Whether a volume of this mode and owner has [`State::Complete`] while its blocks are copied.
+    pub(crate) const fn is_complete_early(self, owner: &Owner) -> bool {
+        self.is_snapshot() && !self.is_thin() && !matches!(owner, Owner::Rollback(_))
+    }
+
     /// The mode of a snapshot of a volume with this mode. The record gets the instant. A snapshot that has begun keeps
     /// its sharing, whatever parameters its class has now: its record has the headroom of this sharing.
     pub(crate) const fn snapshot(self, sharing: Sharing) -> Self {
@@ -242,9 +247,20 @@ pub enum State {
     /// The API server may have no PV of the volume. A volume is undone if its claim is gone, and a snapshot if its
     /// VolumeSnapshotContent is gone.
     Staged,
-    /// The PV exists, or existed: only the deletion of the PV removes the volume. A snapshot is ready: only the
-    /// deletion of its VolumeSnapshotContent removes it.
+    /// The snapshot has its whole content, durably, and shares blocks with its source until they are copied. It may be
+    /// reported as ready: only the deletion of its VolumeSnapshotContent removes it. Volumes, thin snapshots and
+    /// snapshots of rollbacks never have this state.
+    Complete,
+    /// The PV exists, or existed: only the deletion of the PV removes the volume. A snapshot is ready and shares no
+    /// block, unless it is thin: only the deletion of its VolumeSnapshotContent removes it.
     Announced,
+}
+
+impl State {
+    /// Whether the volume or snapshot may have been reported to the API server. The store never undoes such a one.
+    pub const fn is_reported(self) -> bool {
+        matches!(self, Self::Complete | Self::Announced)
+    }
 }
 
 /// Source of a volume whose image or files share blocks with it, or are about to. A thin snapshot has this for as long
@@ -337,7 +353,11 @@ const IO_LIMITS: u32 = 5;
 const TREES: u32 = 6;
 
 /// Version of thin snapshots. An earlier release would copy their blocks into space that is not reserved.
-const VERSION: u32 = 7;
+const THIN: u32 = 7;
+
+/// Version of snapshots with the mark of [`State::Complete`]. An earlier release would not copy their blocks, and would
+/// remove those without a content.
+const VERSION: u32 = 8;
 
 /// The only field that is read before the version is checked.
 #[derive(Deserialize)]
@@ -345,7 +365,8 @@ struct Versioned {
     version: u32,
 }
 
-/// Content of the file in versions 2 to 7. The directory of the file gives the state.
+/// Content of the file in versions 2 to 8. The directory of the file gives the state, with the mark of
+/// [`State::Complete`].
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -361,16 +382,26 @@ struct Stored {
     cloning: Option<Cloning>,
     #[serde(default, skip_serializing_if = "IoLimits::is_none")]
     io: IoLimits,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    complete: bool,
 }
 
 impl Record {
-    /// Parses the content of a record's file. The directory of the file gives the state.
+    /// Parses the content of a record's file. The directory of the file gives the state; [`State::Complete`] is that of
+    /// a marked snapshot in the directory of [`State::Staged`].
     pub fn parse(content: &[u8], state: State) -> Result<Self, RecordError> {
         let Versioned { version } = parse(content)?;
         match version {
             BASE..=VERSION => {
-                let Stored { version: _, claim, owner, class, mode, size_bytes, project, cloning, io } =
+                let Stored { version: _, claim, owner, class, mode, size_bytes, project, cloning, io, complete } =
                     parse(content)?;
+                // A snapshot without `cloning` shares no block any more, so its content was complete before.
+                let is_complete = mode.is_complete_early(&owner) && (complete || cloning.is_none());
+                let state = match state {
+                    State::Announced => State::Announced,
+                    State::Staged | State::Complete if is_complete => State::Complete,
+                    State::Staged | State::Complete => State::Staged,
+                };
                 Ok(Self { claim, owner, class, mode, size: size_bytes, project, cloning, io, state })
             }
             1 => Err(RecordError::Version1),
@@ -380,9 +411,12 @@ impl Record {
 
     /// The content of the record's file. Fails for a snapshot before 1970, which has no form in JSON.
     pub fn to_bytes(&self) -> Result<Vec<u8>, EncodeError> {
-        let Self { claim, owner, class, mode, size, project, cloning, io, state: _ } = self.clone();
+        let Self { claim, owner, class, mode, size, project, cloning, io, state } = self.clone();
+        // When the snapshot shares nothing any more, earlier releases read its record again.
+        let complete = state == State::Complete && cloning.is_some();
         let version = match (mode, &owner, &cloning) {
-            _ if mode.is_thin() => VERSION,
+            _ if complete => VERSION,
+            _ if mode.is_thin() => THIN,
             (Mode::SnapshotTree { .. }, _, _) | (Mode::Filesystem { .. }, _, Some(_)) => TREES,
             (_, Owner::Rollback(_), _) => TREES,
             _ if !io.is_none() => IO_LIMITS,
@@ -390,7 +424,7 @@ impl Record {
             (_, Owner::Provisioner, Some(_)) => CLONING,
             (_, Owner::Provisioner, None) => BASE,
         };
-        let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning, io };
+        let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning, io, complete };
         let mut content = serde_json::to_vec(&stored).map_err(EncodeError)?;
         content.push(b'\n');
         Ok(content)

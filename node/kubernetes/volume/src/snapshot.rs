@@ -1,20 +1,22 @@
 //! Snapshots of volumes.
 //!
 //! A snapshot is taken like a clone: at one instant, it shares the blocks of its source, and passes copy them. Pods
-//! cannot use it. A snapshot becomes live and announced when it shares no block. A thin snapshot shares its blocks for
-//! as long as it exists, and is live and announced at once.
+//! cannot use it. When its content is durable, a mark in its record makes it complete: it may be reported as ready, and
+//! only a deletion ends it. A snapshot becomes live and announced when it shares no block. A thin snapshot shares its
+//! blocks for as long as it exists, and is live and announced at once.
 
 use std::time::Duration;
 
 use dir::Ensured;
+use tracing::info;
 use units::Bytes;
 
 use crate::error::{Error, SourceError};
-use crate::execution::in_passes;
+use crate::execution::{Execution, in_passes};
 use crate::index::{Entry, Known};
-use crate::passes::Taken;
-use crate::plan::{Step, VolumeRefusal};
-use crate::record::{Claim, Mode, Owner, Record, Sharing};
+use crate::passes::{Copying, Taken};
+use crate::plan::{self, Step, VolumeRefusal};
+use crate::record::{Claim, Mode, Owner, Record, Sharing, State};
 use crate::store::{Store, refused};
 use crate::{Request, VolumeId};
 
@@ -47,12 +49,42 @@ impl Store {
             Some(record) => (record.mode, record.size),
             None => self.to_copy(&want.source).map_err(|source| Error::Source { id: id.clone(), source })?,
         };
+        let was_complete = known.as_ref().is_some_and(|record| record.state.is_reported());
         let copying = match self.provision(id, &want.of(of), want.max_pause) {
             Ok(_) => self.announce_durably(id).map(|_| None)?,
+            // The snapshot is taken. The next pass returns the error of its copy.
+            Err(error) if error.copying().is_none() && !was_complete && self.is_complete(id) => Some(Copying::InPart),
             Err(error) => Some(error.copying().ok_or(error)?),
         };
         let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
         Ok(Taken::since(known, record, copying))
+    }
+
+    /// Runs one pass over a complete snapshot, and announces it after the last one. `None` for any other volume, and
+    /// for a snapshot whose removal has begun: its data is in the trash, or nowhere.
+    pub(crate) fn copy_snapshot(&self, id: &VolumeId) -> Result<Ensured<Option<Copying>>, Error> {
+        let (Some(known), seen) = self.look(id)? else { return Ok(Ensured::Unchanged(None)) };
+        if known.record.state != State::Complete || seen.trash.is_present() || !seen.is_anywhere() {
+            return Ok(Ensured::Unchanged(None));
+        }
+        let steps = plan::finish(&known.record, &seen).map_err(refused(id))?;
+        let reserved = known.record.mode.reserved(known.record.size);
+        match Execution::new(self, id, None, Some(known)).run(&steps) {
+            Ok(()) => {
+                self.announce_durably(id)?;
+                info!(volume = %id, "blocks of the snapshot copied");
+                Ok(Ensured::Created(None))
+            }
+            Err(Error::Act { source, .. }) if source.is_full() => Err(self.full(id, reserved)),
+            Err(error) => match error.copying().ok_or(error)? {
+                Copying::InPart => Ok(Ensured::Created(Some(Copying::InPart))),
+                Copying::Waits => Ok(Ensured::Unchanged(Some(Copying::Waits))),
+            },
+        }
+    }
+
+    pub(crate) fn is_complete(&self, id: &VolumeId) -> bool {
+        matches!(self.known(id), Ok(Some(Known { record, .. })) if record.state == State::Complete)
     }
 
     /// Mode and size of a volume to copy. A snapshot is not copied, because the copy would be the same.

@@ -3,7 +3,7 @@
 //! Each member is a snapshot of its own, and is copied like one. Only the clones of the images and the last passes over
 //! the files run together, while the pods of all sources are stopped. The records of one instant have the same time,
 //! which is written if the pods have not run meanwhile. Images and files of a run that ended before that are cloned
-//! again.
+//! again. When all members have the time, each of them gets the mark of a complete snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
@@ -54,13 +54,29 @@ impl Store {
         if !self.is_of_one_instant(want)? {
             self.begin_group(want)?;
         }
-        let copying = self.copy_group(want)?;
+        let are_new = !want.members.keys().all(|id| self.is_reported(id));
+        self.complete_group(want)?;
+        let copying = match self.copy_group(want) {
+            // The snapshots are taken. The next pass returns the error of the copy.
+            Err(_) if are_new && want.members.keys().any(|id| self.is_reported(id)) => Some(Copying::InPart),
+            copied => copied?,
+        };
         Ok(Taken::since(before, records()?, copying))
     }
 
-    /// Runs one pass over the first member that is not complete. The last pass announces all members, when each of them
-    /// is complete. An announced member is not undone: if the disk had no space for the blocks of another one, the
-    /// group could not be taken again.
+    /// Writes into the records that the members are complete. All have their content, of one instant, so the next call
+    /// continues if this one ends in between.
+    fn complete_group(&self, want: &GroupRequest) -> Result<(), Error> {
+        for id in want.members.keys() {
+            let known = self.known(id)?;
+            if known.as_ref().is_some_and(|known| known.record.mode.is_complete_early(&known.record.owner)) {
+                Execution::new(self, id, None, known).run(&[Step::Complete])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one pass over the first member that shares blocks. The last pass announces all members.
     fn copy_group(&self, want: &GroupRequest) -> Result<Option<Copying>, Error> {
         let mut copying = None;
         let complete = |id: &VolumeId, member: &SnapshotRequest| {
@@ -79,10 +95,10 @@ impl Store {
                 Err(error) if error.copying() == Some(Copying::Waits) => copying = Some(Copying::Waits),
                 Err(Error::Copying { .. }) => return Ok(Some(Copying::InPart)),
                 Err(error) => {
-                    // The disk has no space for the blocks of this member, and the store has undone it. A new member
-                    // would have a later instant, so the group is undone. Earlier releases announced each member alone:
-                    // such a group is an error, and stays as it is.
-                    if matches!(self.cloned(id, member), Ok(None)) && !want.members.keys().any(|id| self.is_ready(id)) {
+                    // The store has undone a thin member. A new one would have a later instant, so the group is undone.
+                    // A complete member stays.
+                    let is_undone = matches!(self.cloned(id, member), Ok(None));
+                    if is_undone && !want.members.keys().any(|id| self.is_reported(id)) {
                         self.undo_group(want);
                     }
                     return Err(error);
@@ -106,7 +122,7 @@ impl Store {
     fn is_of_one_instant(&self, want: &GroupRequest) -> Result<bool, Error> {
         let (mut modes, mut ready, mut missing) = (BTreeSet::new(), false, None);
         for (id, member) in &want.members {
-            ready |= self.is_ready(id);
+            ready |= self.is_reported(id);
             match self.cloned(id, member)? {
                 Some(record) => drop(modes.insert(record.mode.taken())),
                 None => missing = missing.or(Some(id)),
@@ -126,8 +142,8 @@ impl Store {
         Ok((!steps.iter().any(clones)).then_some(record))
     }
 
-    fn is_ready(&self, id: &VolumeId) -> bool {
-        matches!(self.known(id), Ok(Some(Known { record, .. })) if record.state == State::Announced)
+    fn is_reported(&self, id: &VolumeId) -> bool {
+        matches!(self.known(id), Ok(Some(Known { record, .. })) if record.state.is_reported())
     }
 
     /// Clones all members, or none.
@@ -285,7 +301,7 @@ impl Member<'_> {
         if self.request.mode.is_block() {
             return self.execution.renew_instant(taken);
         }
-        self.execution.attempt(Step::CloneTree, |execution| execution.complete_tree(taken))
+        self.execution.attempt(Step::CloneTree, |execution| execution.complete_tree(taken, State::Staged))
     }
 }
 

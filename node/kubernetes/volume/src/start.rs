@@ -90,7 +90,7 @@ impl Store {
 
     /// Completes an interrupted expansion: an image that is larger than its record grew before the record was written.
     fn finish_growth(&self, id: &VolumeId, record: Record) -> Record {
-        if !record.mode.is_block() || record.state == State::Staged {
+        if !record.mode.is_block() || record.state != State::Announced {
             return record;
         }
         let image = self.live.open_dir(id.name()).map_err(LookError::from).and_then(|dir| image::size_in(&dir));

@@ -245,6 +245,10 @@ impl Store {
         if execution.known.as_ref().is_some_and(|known| known.record.is_exchanged()) {
             return error;
         }
+        // The snapshot may be reported as ready. The next pass tries to copy its blocks again.
+        if execution.known.as_ref().is_some_and(|known| known.record.state == State::Complete) {
+            return if source.is_full() { self.full(id, want.reserved()) } else { error };
+        }
         let undone = match step {
             Step::WriteRecord if execution.known.is_none() => {
                 self.index().ledger.release(id);
@@ -275,11 +279,12 @@ impl Store {
         if source.is_too_large() {
             return Error::TooLarge { id: id.clone(), wanted: want.size };
         }
-        if source.is_full() {
-            let free = self.space().map(|space| space.free()).unwrap_or_default();
-            return Error::Full { id: id.clone(), wanted: want.reserved(), free };
-        }
-        error
+        if source.is_full() { self.full(id, want.reserved()) } else { error }
+    }
+
+    pub(crate) fn full(&self, id: &VolumeId, wanted: Bytes) -> Error {
+        let free = self.space().map(|space| space.free()).unwrap_or_default();
+        Error::Full { id: id.clone(), wanted, free }
     }
 
     pub(crate) fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
@@ -364,8 +369,7 @@ impl Store {
         if too_large {
             return Error::TooLarge { id: id.clone(), wanted: grown.size };
         }
-        let wanted = grown.reserved().saturating_sub(kept.reserved());
-        Error::Full { id: id.clone(), wanted, free: self.space().map(|space| space.free()).unwrap_or_default() }
+        self.full(id, grown.reserved().saturating_sub(kept.reserved()))
     }
 
     pub(crate) fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

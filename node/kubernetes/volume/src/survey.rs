@@ -67,7 +67,7 @@ impl Store {
         let (staging, live, trash) = (names(&self.staging)?, names(&self.live)?, names(&self.trash)?);
         let retired = readable.into_iter().filter(|(id, record)| {
             let nowhere = !staging.contains(id) && !live.contains(id);
-            trash.contains(id) || nowhere && record.state == State::Announced
+            trash.contains(id) || nowhere && record.state.is_reported()
         });
         Ok(retired.map(|(id, _)| id).collect())
     }

@@ -7,7 +7,7 @@ use fsquota::FsError;
 use units::Bytes;
 
 use crate::{
-    DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume,
+    Copying, DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume,
     LiveVolumeError, LookError, Operation, Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Store,
     Strays, Taken, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
 };
@@ -87,24 +87,33 @@ pub trait Volumes: Send + Sync + 'static {
     /// [`Volumes::discard`].
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
-    /// Takes a snapshot, or continues what an earlier call began. When the method returns, the instant of the content
-    /// has passed. [`Taken::copying`] shows whether the snapshot is ready, and when the next call continues. A thin
-    /// snapshot is ready after one call.
+    /// Takes a snapshot, or continues what an earlier call began. When the method returns, the instant and the content
+    /// are durable, and the snapshot is complete ([`State::Complete`](crate::State::Complete)): only
+    /// [`Volumes::remove_snapshot`] ends it. [`Taken::copying`] shows whether it shares blocks, and when the next call
+    /// of this method or of [`Volumes::copy_snapshot`] continues. A thin snapshot is not copied.
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
+    /// [`Error::Full`], [`Error::Source`]: the call undoes what it began, unless the snapshot was complete before.
+    /// [`Error::Refused`]: nothing has changed.
     fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Taken<Record>, Error>;
 
     /// Takes snapshots of several volumes at one instant, or continues what an earlier call began, like
     /// [`Volumes::take_snapshot`] for each of them. The next call copies more of their blocks. The pods that have one
     /// of the volumes are stopped once. All snapshots have the same instant; if an earlier call ended before it, they
-    /// get a new one. They are announced together, when all are complete.
+    /// get a new one. When the method returns, all are complete.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Source`], [`Error::Freeze`]: the call undoes what it and earlier calls began, of all
-    /// snapshots; the next call takes all again. [`Error::Removed`]: a snapshot was removed after others of the group
-    /// were ready; nothing has changed. [`Error::Refused`]: nothing has changed.
+    /// snapshots, unless they were complete before; the next call takes all again. [`Error::Removed`]: a snapshot was
+    /// removed after others of the group were complete; nothing has changed. [`Error::Refused`]: nothing has changed.
     fn take_group(&self, want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error>;
+
+    /// Copies more blocks of a complete snapshot, without its request. `None` when nothing is left to copy, and if `id`
+    /// is not a complete snapshot.
+    ///
+    /// # Errors
+    /// The snapshot stays, and the next call continues. [`Error::Full`]: the disk has no space for its blocks.
+    fn copy_snapshot(&self, id: &VolumeId) -> Result<Option<Copying>, Error>;
 
     /// Whether this process can stop pods, which [`Volumes::take_group`] requires.
     fn takes_groups(&self) -> bool;
@@ -248,6 +257,10 @@ impl Volumes for Store {
 
     fn take_group(&self, want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error> {
         self.calls.observe(Operation::TakeGroup, || self.take_group(want)).map(Ensured::into_inner)
+    }
+
+    fn copy_snapshot(&self, id: &VolumeId) -> Result<Option<Copying>, Error> {
+        self.locked(Operation::TakeSnapshot, id, || self.copy_snapshot(id)).map(Ensured::into_inner)
     }
 
     fn takes_groups(&self) -> bool {

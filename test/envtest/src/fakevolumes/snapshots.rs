@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use dir::Ensured;
 use units::Bytes;
 use volume::{
-    ActError, Allocation, Cloning, Error, FreezeError, GroupRequest, Mode, Owner, Record, Request, Rollback,
+    ActError, Allocation, Cloning, Copying, Error, FreezeError, GroupRequest, Mode, Owner, Record, Request, Rollback,
     RollbackError, RollbackRequest, Sharing, SnapshotRequest, SourceError, State, Step, Taken, VolumeId, VolumeRefusal,
 };
 
@@ -40,10 +40,31 @@ impl Disk {
         let known = self.records.get(id).cloned();
         let copying = match self.provision(id, &Request { claim, owner, class, mode, size, source: Some(source) }) {
             Ok(_) => self.announce(id).map(|_| None)?,
-            Err(error) => Some(error.copying().ok_or(error)?),
+            Err(error) => {
+                let copying = error.copying().ok_or(error)?;
+                self.records.entry(id.clone()).and_modify(|record| record.state = State::Complete);
+                Some(copying)
+            }
         };
         let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
         Ok(Taken::since(known, record, copying))
+    }
+
+    pub(super) fn copy_snapshot(&mut self, id: &VolumeId) -> Result<Ensured<Option<Copying>>, Error> {
+        let record = match self.look(id) {
+            Some((record, false)) if record.state == State::Complete => record,
+            Some(_) | None => return Ok(Ensured::Unchanged(None)),
+        };
+        if self.full {
+            return Err(Error::Full { id: id.clone(), wanted: record.mode.reserved(record.size), free: Bytes::ZERO });
+        }
+        match self.copy(id, record) {
+            Ok(_) => self.announce(id).map(|announced| announced.map(|()| None)),
+            Err(error) => match error.copying().ok_or(error)? {
+                Copying::InPart => Ok(Ensured::Created(Some(Copying::InPart))),
+                Copying::Waits => Ok(Ensured::Unchanged(Some(Copying::Waits))),
+            },
+        }
     }
 
     /// Takes a group of snapshots. A freezer and running pods make no difference.
@@ -61,7 +82,7 @@ impl Disk {
                 && self
                     .records
                     .iter()
-                    .any(|(id, record)| want.members.contains_key(id) && record.state == State::Announced)
+                    .any(|(id, record)| want.members.contains_key(id) && record.state.is_reported())
             {
                 return Err(Error::Removed { id: id.clone() });
             }
@@ -86,6 +107,14 @@ impl Disk {
                         error => error,
                     });
                 }
+            }
+        }
+        for id in want.members.keys() {
+            if let Some(record) = self.records.get_mut(id)
+                && record.state == State::Staged
+                && !record.mode.is_thin()
+            {
+                record.state = State::Complete;
             }
         }
         let mut copying = None;
@@ -159,7 +188,7 @@ impl Disk {
         if !record.is_exchanged() {
             let Some((former, false)) = self.look(&volume) else { return Err(failed(RollbackError::Unknown)) };
             let is_of_volume = |cloning: &Cloning| cloning.source == volume;
-            let unfinished = |record: &&Record| record.state == State::Staged;
+            let unfinished = |record: &&Record| record.state != State::Announced;
             let mut copies = self.records.values().filter(unfinished).filter_map(|record| record.cloning.as_ref());
             if copies.any(is_of_volume) {
                 return Err(failed(RollbackError::Shared));

@@ -83,7 +83,7 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
 
     let pod = cgroups.join(POD);
     let writer = Writer::start("frozen::the_writer", &pod.join("container"), &target, &FILES);
-    while node.store.take_snapshot(&snapshot, &want).expect("a snapshot").snapshots.state == State::Staged {}
+    while node.store.take_snapshot(&snapshot, &want).expect("a snapshot").snapshots.state != State::Announced {}
     let copy = node.disk.path().join("volumes/live/snapshot-1");
     let [one, two] = numbers(&copy, &FILES).expect("both files");
     assert!(one == two || one == two + 1, "{one} {two}");
@@ -190,7 +190,8 @@ async fn a_group_stops_the_pod_that_has_its_devices() {
     let writer = Writer::start("frozen::the_writer", &pod.join("container"), &top, &names);
     let live = node.disk.path().join("volumes/live");
     for round in 0..3 {
-        while node.store.take_group(&want).expect("a group").snapshots.values().any(|one| one.state == State::Staged) {}
+        let shares = |one: &volume::Record| one.state != State::Announced;
+        while node.store.take_group(&want).expect("a group").snapshots.values().any(shares) {}
         let [one, two] = numbers(&live, &["group-1-pvc-1/image", "group-1-pvc-2/image"]).expect("both images");
         assert!(one == two || one == two + 1, "{round}: {one} {two}");
         eventually("the pod runs again", || numbers(&live, &["pvc-2/image"]).is_some_and(|[two]| two > one));

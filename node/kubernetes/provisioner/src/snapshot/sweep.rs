@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | staged | content | none: the pass of the content continues |
 //! | staged, or in the trash | no content | removed |
-//! | ready | no content | an orphan: reported, kept |
+//! | complete or announced | no content | an orphan: reported, kept; its blocks are copied nevertheless |
 //!
 //! The sweep ignores snapshots of CSI's Controller service: their client decides about them.
 
@@ -160,12 +160,14 @@ mod tests {
             (id("snapshot-ready"), record(State::Announced)),
             (id("snapshot-orphan"), record(State::Announced)),
             (id("snapshot-trash"), record(State::Announced)),
+            // Its content was deleted with policy Retain while its blocks were copied.
+            (id("snapshot-complete"), record(State::Complete)),
         ];
         let (snapshots, retired) = (BTreeMap::from(snapshots), BTreeSet::from([id("snapshot-trash")]));
         let contents = [content("begun", "local.granary.dev"), content("ready", "local.granary.dev")];
         let found = findings(&snapshots, &retired, &contents, &[], NODE);
         assert_eq!(found.removable, [id("snapshot-left"), id("snapshot-trash")].into());
-        assert_eq!(found.orphans, [id("snapshot-orphan")].into());
+        assert_eq!(found.orphans, [id("snapshot-complete"), id("snapshot-orphan")].into());
         // A content of another driver does not keep the snapshot.
         let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")], &[], NODE);
         assert!(foreign.removable.contains(&id("snapshot-begun")));

@@ -62,6 +62,7 @@ impl DiskState {
                 assert!(self.staging.is_present());
                 self.record.as_mut().and_then(|record| record.cloning.as_mut()).expect("a clone").complete = true;
             }
+            Step::Complete => self.record.as_mut().expect("a record").state = State::Complete,
             Step::EndSharing => self.record.as_mut().expect("a record").cloning = None,
             Step::Publish => self.live = self.staging.take(),
             Step::GrowImage(to) => {
@@ -84,6 +85,10 @@ impl DiskState {
             | Step::SyncLive
             | Step::SyncTrash => {}
         }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.state == State::Complete)
     }
 
     fn announced(mut self) -> Self {
@@ -209,7 +214,7 @@ proptest! {
         // Each image that a step creates must begin with the source's content.
         let mut seen = NOTHING;
         for (after, undone) in cuts {
-            if undone {
+            if undone && !seen.is_complete() {
                 let steps = undo(&seen)?;
                 seen = cut(seen, &steps, after);
             }
@@ -238,7 +243,8 @@ proptest! {
         // Content of the staged directory: nothing, some files, or all.
         let (mut seen, mut whole) = (NOTHING, false);
         for (after, undone) in cuts.into_iter().chain([(usize::MAX, false)]) {
-            let steps = if undone { undo(&seen)? } else { provision(&want, &seen)? };
+            let is_undone = undone && !seen.is_complete();
+            let steps = if is_undone { undo(&seen)? } else { provision(&want, &seen)? };
             for (number, step) in steps.iter().enumerate() {
                 match step {
                     Step::CloneTree => whole = number < after,
@@ -315,6 +321,33 @@ fn the_snapshot_of_a_rollback_is_published_after_the_exchange() {
         assert_eq!(provision(&want, &seen).unwrap(), [Publish, SyncLive]);
         // If the disk is full at this moment, an undo would remove the former content of the volume.
         assert_eq!(undo(&seen), Err(VolumeRefusal::RollingBack(rollback.volume.clone())));
+    }
+}
+
+#[test]
+fn a_complete_snapshot_is_copied_and_never_taken_again_or_undone() {
+    use Step::{Complete, CopyBlocks, EndSharing, Publish, SyncLive};
+    for mode in [SNAPSHOT, TREE] {
+        let want = Request { mode, ..clone_of("pvc-source") };
+        let steps = provision(&want, &NOTHING).unwrap();
+        let complete = steps.iter().position(|step| *step == Complete).unwrap() + 1;
+        assert_eq!(steps[complete..], [CopyBlocks, EndSharing, Publish, SyncLive]);
+        let mut seen = made_for(&want, NOTHING, complete);
+        for rest in [&steps[complete..], &[Publish, SyncLive], &[SyncLive]] {
+            let record = seen.record.clone().unwrap();
+            assert_eq!(provision(&want, &seen).unwrap(), rest);
+            assert_eq!(finish(&record, &seen).unwrap(), rest);
+            assert_eq!(undo(&seen), Err(VolumeRefusal::Snapshot));
+            // Its deletion has begun, at any step.
+            let retired = cut(seen.clone(), &retire(&seen).unwrap(), usize::MAX);
+            for gone in [retired.clone(), DiskState { trash: Place::Absent, ..retired }] {
+                assert_eq!(provision(&want, &gone), Err(VolumeRefusal::Lost));
+                assert_eq!(cut(gone.clone(), &discard(&gone).unwrap(), usize::MAX), NOTHING);
+            }
+            // The next round begins after one more step that changes the state.
+            let changing = rest.iter().position(|step| matches!(step, EndSharing | Publish));
+            seen = cut(seen, rest, changing.map_or(0, |at| at + 1));
+        }
     }
 }
 

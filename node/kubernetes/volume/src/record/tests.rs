@@ -24,7 +24,7 @@ fn sharing() -> impl Strategy<Value = Sharing> {
 fn record() -> impl Strategy<Value = Record> {
     let claim =
         ("[ -~]{0,9}", "[a-z]{1,9}", ".{0,9}").prop_map(|(uid, namespace, name)| Claim { uid, namespace, name });
-    let state = prop_oneof![Just(State::Staged), Just(State::Announced)];
+    let state = prop_oneof![Just(State::Staged), Just(State::Complete), Just(State::Announced)];
     let cloning = ("[a-z][a-z0-9]{1,9}", any::<u64>(), any::<bool>()).prop_map(|(source, headroom, complete)| {
         Cloning { source: source.parse().expect("an identifier"), headroom: Bytes::new(headroom), complete }
     });
@@ -41,16 +41,15 @@ fn record() -> impl Strategy<Value = Record> {
     ];
     let io = prop::option::of(any::<u32>()).prop_map(|read_operations| IoLimits { read_operations, ..IoLimits::NONE });
     (claim, owner, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, io, state).prop_map(
-        |(claim, owner, class, mode, size, project, cloning, io, state)| Record {
-            claim,
-            owner,
-            class,
-            mode,
-            size: Bytes::new(size),
-            project: ProjectId::new(project).expect("in range"),
-            cloning,
-            io,
-            state,
+        |(claim, owner, class, mode, size, project, cloning, io, state)| {
+            // Only snapshots are complete before they are announced, and those without `cloning` always are.
+            let state = match (state, mode.is_complete_early(&owner)) {
+                (State::Complete, false) => State::Staged,
+                (State::Staged, true) if cloning.is_none() => State::Complete,
+                (state, _) => state,
+            };
+            let (size, project) = (Bytes::new(size), ProjectId::new(project).expect("in range"));
+            Record { claim, owner, class, mode, size, project, cloning, io, state }
         },
     )
 }
@@ -215,9 +214,29 @@ fn a_thin_snapshot_reserves_nothing_and_is_read_by_no_earlier_release() {
 }
 
 #[test]
+fn a_complete_snapshot_is_read_by_no_earlier_release_until_its_blocks_are_copied() {
+    let content = br#"{"version":8,"claim":{"uid":"u","namespace":"n","name":"s"},"class":"local",
+        "mode":{"snapshot":{"taken":{"secs_since_epoch":1,"nanos_since_epoch":2}}},"size_bytes":4096,"project":7,
+        "cloning":{"source":"pvc-1","headroom":4096},"complete":true}"#;
+    let record = Record::parse(content, State::Staged).unwrap();
+    assert_eq!(record.state, State::Complete);
+    let written = String::from_utf8(record.to_bytes().unwrap()).expect("UTF-8");
+    assert!(written.starts_with(r#"{"version":8,"#) && written.contains(r#""complete":true"#), "{written}");
+    let copied = Record { cloning: None, ..record.clone() };
+    let written = copied.to_bytes().unwrap();
+    assert!(written.starts_with(br#"{"version":4,"#), "earlier releases read it again");
+    // A run may end before it announces the snapshot.
+    assert_eq!(Record::parse(&written, State::Staged).unwrap(), copied);
+    let begun = Record { state: State::Staged, ..record };
+    let written = begun.to_bytes().unwrap();
+    assert!(written.starts_with(br#"{"version":4,"#), "an earlier release takes the snapshot");
+    assert_eq!(Record::parse(&written, State::Staged).unwrap(), begun);
+}
+
+#[test]
 fn another_version_is_named_whatever_else_it_holds() {
-    let error = Record::parse(br#"{"version":8,"new":true}"#, State::Staged).unwrap_err();
-    assert!(matches!(error, RecordError::Version(8)));
+    let error = Record::parse(br#"{"version":9,"new":true}"#, State::Staged).unwrap_err();
+    assert!(matches!(error, RecordError::Version(9)));
     assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
 }
 

@@ -142,7 +142,7 @@ fn the_copy_of_a_snapshot_rests_and_that_of_a_clone_does_not() {
         let snapshot = id(&format!("{volume}-snapshot"));
         let want = snapshot_request(clone.claim.clone(), volume.clone());
         let take = |store: &Store| {
-            while store.take_snapshot(&snapshot, &want).unwrap().snapshots.state == State::Staged {}
+            while store.take_snapshot(&snapshot, &want).unwrap().snapshots.state != State::Announced {}
         };
         // One rest follows each piece, and one the end of the pass.
         assert!(rests(&take) > PIECES, "{volume}");

@@ -56,7 +56,7 @@ fn with_sources(store: &Store, request: &Request) {
 
 fn taken(store: &Store, request: &Request) {
     let (want, _pods) = (group_of(request), Pods::of(store));
-    while store.take_group(&want).unwrap().snapshots.values().any(|record| record.state == State::Staged) {}
+    while store.take_group(&want).unwrap().snapshots.values().any(|record| record.state != State::Announced) {}
 }
 
 fn removed(store: &Store, request: &Request) {

@@ -97,7 +97,7 @@ fn a_killed_clone_of_files_is_undone_if_the_claim_is_gone() {
 fn a_killed_snapshot_of_files_is_finished_or_removed() {
     let take = |store: &Store, request: &Request| {
         let snapshot = id(&format!("snapshot-{}", request.claim.name));
-        while store.take_snapshot(&snapshot, &snapshot_of(request)).unwrap().snapshots.state == State::Staged {}
+        while store.take_snapshot(&snapshot, &snapshot_of(request)).unwrap().snapshots.state != State::Announced {}
     };
     let work = |store: &Store, request: &Request| {
         take(store, request);
@@ -158,7 +158,7 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     without_pods(&store);
     copied(&store, &source_of(&request));
     fill(&store, "one", SIZE.get() / 2);
-    assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().snapshots.state, State::Staged);
+    assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().snapshots.state, State::Complete);
     // The file takes the headroom.
     fill(&store, "two", SIZE.get());
     drop(store);
@@ -169,7 +169,7 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
         for _ in 0..PASSES {
             let taken = store.take_snapshot(&snapshot, &want).unwrap();
             waits = taken.copying == Some(Copying::Waits);
-            assert_eq!(taken.snapshots.state, State::Staged);
+            assert_eq!(taken.snapshots.state, State::Complete);
             sleep(PAUSE);
         }
         assert!(waits, "nothing is left to copy");

@@ -11,7 +11,7 @@ use nix::libc::O_DIRECT;
 use nix::unistd::syncfs;
 use units::Bytes;
 use volume::{
-    Access, ActError, Allocation, Claim, Error, Mode, OpenError, Record, Request, Settings, SnapshotRequest,
+    Access, ActError, Allocation, Claim, Copying, Error, Mode, OpenError, Record, Request, Settings, SnapshotRequest,
     SourceError, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
@@ -23,7 +23,7 @@ pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     snapshot_request(claim, source.clone())
 }
 
-/// Repeats the call until the snapshot is ready.
+/// Repeats the call until the snapshot shares no block.
 pub fn taken(node: &Node, source: &VolumeId, name: &str) -> Record {
     let (id, want) = (id(name), snapshot_of(source, name));
     loop {
@@ -131,7 +131,7 @@ fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
         };
         overwrite(1);
         let first = node.store.take_snapshot(&id("snapshot-1"), &snapshot_of(&source, "snapshot-1")).unwrap();
-        assert_eq!(first.snapshots.state, State::Staged, "most blocks are shared");
+        assert_eq!(first.snapshots.state, State::Complete, "most blocks are shared");
         overwrite(2);
         let record = taken(&node, &source, "snapshot-1");
         overwrite(3);
@@ -141,6 +141,42 @@ fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
         assert_eq!(shared(&node.image(&source)), Bytes::ZERO);
         is_settled(&node, [&from, &record]);
     }
+}
+
+/// A snapshot is complete after the first call, whatever happens then. The process ends, and its request is not known
+/// any more.
+#[test]
+fn a_complete_snapshot_is_copied_without_its_request_and_waits_for_space() {
+    const WRITTEN: usize = 8 << 20;
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation: Allocation::Thin }, LARGE));
+    let image = File::options().write(true).open(node.image(&source)).unwrap();
+    image.write_all_at(&[1; WRITTEN], 0).and_then(|()| image.sync_all()).unwrap();
+    let snapshot = id("snapshot-1");
+    let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
+    assert_eq!((begun.copying, begun.snapshots.state), (Some(Copying::InPart), State::Complete));
+    let clone = Request { source: Some(snapshot.clone()), ..sized("pvc-clone", from.mode, LARGE) };
+    let early = node.store.provision(&id("pvc-clone"), &clone).unwrap_err();
+    assert!(matches!(early, Error::Source { source: SourceError::Copying { .. }, .. }), "{early:?}");
+    drop(image);
+    let node = node.restarted();
+    assert_eq!(node.store.records().unwrap().readable[&snapshot], begun.snapshots);
+    let hog = node.hog(Bytes::new(4 << 20));
+    let full = loop {
+        if let Err(error) = node.store.copy_snapshot(&snapshot) {
+            break error;
+        }
+    };
+    assert!(matches!(full, Error::Full { .. }), "{full:?}");
+    assert_eq!(node.store.records().unwrap().readable[&snapshot], begun.snapshots, "it stays");
+    fs::remove_file(hog).unwrap();
+    while node.store.copy_snapshot(&snapshot).unwrap().is_some() {}
+    let record = node.store.record(&snapshot).unwrap().unwrap();
+    assert_eq!((record.state, record.mode), (State::Announced, begun.snapshots.mode), "the instant stays");
+    assert_eq!(node.store.copy_snapshot(&snapshot).unwrap(), None);
+    assert_eq!(only_byte(&fs::read(node.image(&snapshot)).unwrap()[..WRITTEN]), Some(1));
+    is_settled(&node, [&from, &record]);
+    copied(&node.store, &clone);
 }
 
 /// Regression: the limit of the source was lowered at once, and writes to its holes failed with `ENOSPC`. XFS allocates
@@ -162,7 +198,7 @@ fn a_thin_source_can_be_filled_after_an_unfinished_snapshot_was_removed() {
         image.sync_all().unwrap();
         let (alone, snapshot) = (node.limits(from.project), id("snapshot-1"));
         let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
-        assert_eq!(begun.state, State::Staged);
+        assert_eq!(begun.state, State::Complete);
         (0..WRITTEN / PIECE).for_each(|piece| image.write_all_at(&block[..4096], piece * PIECE).unwrap());
         image.sync_all().unwrap();
         let used = node.store.open_volume(&source).unwrap().quota().unwrap().used.bytes;

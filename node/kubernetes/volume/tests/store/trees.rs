@@ -111,20 +111,25 @@ fn a_snapshot_of_one_file_with_many_names_is_removed_by_one_call() {
 /// Regression: a call removed a part of what an earlier one had undone, ended with an error, and was repeated after up
 /// to five minutes.
 #[test]
-fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
+fn an_undone_clone_of_many_files_is_created_again_by_one_call() {
     let node = Node::with(short_passes());
     without_pods(&node.store);
     let (source, _) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: Inodes::new(4096) }, SIZE));
-    let (top, snapshot) = (node.path("live", &source), id("snapshot-1"));
+    let (top, clone) = (node.path("live", &source), id("pvc-clone"));
     // More files than one pass removes.
     (0..300).for_each(|number| drop(File::create(top.join(number.to_string())).unwrap()));
     fs::write(top.join("large"), vec![1; 4 << 20]).unwrap();
-    let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
-    assert_eq!(take().state, State::Staged);
+    let want = sized("pvc-clone", Mode::Filesystem { inodes: Inodes::new(4096) }, SIZE);
+    let want = Request { source: Some(source), ..want };
+    let begin = || {
+        let begun = node.store.provision(&clone, &want);
+        assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
+    };
+    begin();
     // The state after a kill within the removal.
-    fs::rename(node.path("staging", &snapshot), node.path("trash", &snapshot)).unwrap();
-    assert_eq!(take().state, State::Staged);
-    assert!(node.path("staging", &snapshot).join("299").exists());
+    fs::rename(node.path("staging", &clone), node.path("trash", &clone)).unwrap();
+    begin();
+    assert!(node.path("staging", &clone).join("299").exists());
 }
 
 #[test]
@@ -135,7 +140,7 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     let (before, snapshot) = (SystemTime::now(), id("snapshot-1"));
     let link = fs::metadata(top.join("link")).unwrap();
     let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
-    assert_eq!(begun.state, State::Staged);
+    assert_eq!(begun.state, State::Complete);
     assert!((before..=SystemTime::now()).contains(&tree_of(&begun)));
     assert!(shared(&node.path("staging", &snapshot)) > Bytes::new(10 << 20));
     let quota = |node: &Node| node.store.announced(&source).unwrap().quota().unwrap();
@@ -183,7 +188,7 @@ fn a_snapshot_waits_until_its_tenant_has_left_the_headroom() {
     let (source, from, top) = full(&node, SIZE);
     let (snapshot, more) = (id("snapshot-1"), top.join("more"));
     let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
-    assert_eq!(take().snapshots.state, State::Staged);
+    assert_eq!(take().snapshots.state, State::Complete);
     let mut file = File::create(&more).unwrap();
     while file.write_all(&[1; 4096]).is_ok() {}
     syncfs(&file).unwrap();
@@ -194,7 +199,7 @@ fn a_snapshot_waits_until_its_tenant_has_left_the_headroom() {
             break taken;
         }
     };
-    assert_eq!((waiting.copying, waiting.snapshots.state), (Some(Copying::Waits), State::Staged));
+    assert_eq!((waiting.copying, waiting.snapshots.state), (Some(Copying::Waits), State::Complete));
     assert_eq!(shared(&node.path("staging", &snapshot)), Bytes::ZERO);
     let raised = Some(SIZE.saturating_add(SIZE));
     assert_eq!(node.limits(from.project).bytes, raised, "not below what the tenant uses");
@@ -351,7 +356,7 @@ fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
     for number in 0..3 {
         let snapshot = format!("snapshot-{number}");
         let want = volume::SnapshotRequest { max_pause: Duration::from_secs(60), ..snapshot_of(&source, &snapshot) };
-        while node.store.take_snapshot(&id(&snapshot), &want).unwrap().snapshots.state == State::Staged {}
+        while node.store.take_snapshot(&id(&snapshot), &want).unwrap().snapshots.state != State::Announced {}
         let found = numbers(&node.path("live", &id(&snapshot)), &FILES).unwrap();
         // The writer writes each number after the one before it.
         assert!(found.is_sorted_by(|one, next| one >= next) && found[0] - found[3] <= 1, "{found:?}");

@@ -58,7 +58,7 @@ pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
     // A pass without a time limit, because the progress of a one-second pass depends on the machine.
     let store = open_with(mount, Settings { pass: Duration::from_hours(1), ..Settings::default() })?;
     measured(|| -> Result<(), Error> {
-        while store.take_snapshot(&snapshot, &want)?.snapshots.state == State::Staged {}
+        while store.take_snapshot(&snapshot, &want)?.snapshots.state != State::Announced {}
         Ok(())
     })??;
     store.remove_snapshot(&snapshot)?;

@@ -7,9 +7,9 @@ use dir::Ensured;
 use fsquota::FsError;
 use units::Bytes;
 use volume::{
-    DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
-    Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, Taken, ThrottleError, UsageError,
-    VolumeCalls, VolumeId, VolumeUsage, Volumes,
+    Copying, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError,
+    LookError, Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, Taken, ThrottleError,
+    UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -65,6 +65,7 @@ impl<V: Volumes> Volumes for Fused<V> {
         take_snapshot(id: &VolumeId, want: &SnapshotRequest) -> Result<Taken<Record>, Error> => "take a snapshot";
         take_group(want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error>
             => "take a group of snapshots";
+        copy_snapshot(id: &VolumeId) -> Result<Option<Copying>, Error> => "copy a snapshot";
         remove_snapshot(id: &VolumeId) -> Result<Ensured<()>, Error> => "remove a snapshot";
     }
 
