@@ -10,10 +10,10 @@ use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, Copying, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume,
-    LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Record, Records, Request, RollbackRequest,
-    SnapshotRequest, SourceError, Space, State, Strays, Taken, ThrottleError, UsageError, VolumeCalls, VolumeId,
-    VolumeRefusal, VolumeUsage, Volumes,
+    Cloning, Copying, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError,
+    LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Record, Records, Request,
+    RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, Taken, ThrottleError, UsageError, VolumeCalls,
+    VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 mod snapshots;

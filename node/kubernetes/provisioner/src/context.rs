@@ -34,7 +34,7 @@ use crate::snapshot::object::Content;
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
 
 /// Pause between two passes over a clone or a snapshot, in which other claims get their turn.
-const NEXT_PASS: Duration = Duration::from_millis(10);
+pub(crate) const NEXT_PASS: Duration = Duration::from_millis(10);
 
 /// Maximum number of passes that clone content at once, for clones of all kinds. The duration of such a pass grows with
 /// the number of files of the source. The limit leaves the other passes
@@ -91,37 +91,21 @@ impl Default for Places {
     }
 }
 
-/// Copies of volumes, snapshots and groups, as of the last pass of this process over each.
+/// Copies that a claim waits for, as of the last pass of this process over each.
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Mutex<HashMap<VolumeId, CopyState>>);
 
 #[derive(Debug)]
 struct CopyState {
-    /// The last pass did not fail, so that later passes do not clone the content again.
-    is_cloned: bool,
     pauses: SourcePauses,
     last: Instant,
 }
 
 impl Copies {
     /// Time without a pass after which a copy is forgotten. The copy has ended, its passes fail, or its object is gone,
-    /// which no event announces. If such a copy continues, its pauses start from the beginning, and its next pass gets
-    /// its turn as if it cloned the content. The time is long enough for hundreds of copies that share the passes of a
-    /// controller.
+    /// which no event announces. If such a copy continues, its pauses start from the beginning. The time is long enough
+    /// for hundreds of copies that share the passes of a controller.
     const FORGOTTEN: Duration = Duration::from_hours(1);
-
-    /// Whether later passes do not clone the content again. The store may not have undone a copy completely before a
-    /// pass failed, or before an earlier process ended, and then clones the content again.
-    pub(crate) fn is_cloned(&self, id: &VolumeId) -> bool {
-        self.table().get(id).is_some_and(|copy| copy.is_cloned)
-    }
-
-    /// Marks the content as not cloned, because the pass may fail. Call before each pass and before the removal.
-    pub(crate) fn begin_pass(&self, id: &VolumeId) {
-        if let Some(copy) = self.table().get_mut(id) {
-            copy.is_cloned = false;
-        }
-    }
 
     /// Records a pass that did not fail, and returns its outcome.
     pub(crate) fn outcome(&self, id: &VolumeId, copying: Option<Copying>) -> Outcome {
@@ -132,9 +116,9 @@ impl Copies {
             copies.remove(id);
             return Outcome::Complete;
         };
-        let first = || CopyState { is_cloned: true, pauses: SourcePauses::default(), last: now };
+        let first = || CopyState { pauses: SourcePauses::default(), last: now };
         let copy = copies.entry(id.clone()).or_insert_with(first);
-        (copy.is_cloned, copy.last) = (true, now);
+        copy.last = now;
         Outcome::Copying(match copying {
             Copying::InPart => NEXT_PASS,
             Copying::Waits => copy.pauses.pause(),
@@ -311,8 +295,6 @@ mod tests {
         let pause = |name| copies.outcome(&id(name), Some(Copying::Waits)).next().expect("a pause").as_millis();
         assert_eq!([pause("pvc-1"), pause("pvc-1"), pause("pvc-2")], [500, 1000, 500]);
         tokio::time::advance(Copies::FORGOTTEN / 2).await;
-        // `begin_pass` does not change the pause.
-        copies.begin_pass(&id("pvc-1"));
         assert_eq!(pause("pvc-1"), 2000);
         tokio::time::advance(Copies::FORGOTTEN / 2).await;
         assert_eq!([pause("pvc-1"), pause("pvc-2")], [4000, 500]);
@@ -322,22 +304,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_copy_is_forgotten_when_it_is_complete_or_had_no_pass_for_long() {
         let copies = Copies::default();
-        let [ready, released, copied] = ["snapshot-ready", "snapshot-released", "snapshot-copied"].map(id);
-        let pass = |id: &VolumeId, copying| {
-            copies.begin_pass(id);
-            assert!(!copies.is_cloned(id), "the pass may fail");
-            let outcome = copies.outcome(id, copying);
-            assert_eq!(copies.is_cloned(id), copying.is_some());
-            outcome
-        };
+        let [ready, released, copied] = ["pvc-ready", "pvc-released", "pvc-copied"].map(id);
         for id in [&ready, &released, &copied] {
-            assert_eq!(pass(id, Some(Copying::InPart)), Outcome::Copying(NEXT_PASS));
+            assert_eq!(copies.outcome(id, Some(Copying::InPart)), Outcome::Copying(NEXT_PASS));
         }
-        assert_eq!(pass(&ready, None), Outcome::Complete);
+        assert_eq!(copies.outcome(&ready, None), Outcome::Complete);
         for _ in 0..2 {
-            assert!(copies.is_cloned(&released));
+            assert!(copies.table().contains_key(&released));
             tokio::time::advance(Copies::FORGOTTEN / 2).await;
-            pass(&copied, Some(Copying::InPart));
+            copies.outcome(&copied, Some(Copying::InPart));
         }
         assert_eq!(copies.table().keys().collect::<Vec<_>>(), [&copied]);
     }

@@ -105,6 +105,8 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     cx.start("groups", move |cx| group::watch::run(cx, Arc::clone(&context), parallel));
     let context = shared();
+    cx.start("copies", move |cx| snapshot::copy::run(cx, Arc::clone(&context)));
+    let context = shared();
     cx.start("classes", move |cx| classes::run(cx, Arc::clone(&context)));
     let context = shared();
     cx.start("events", move |cx| event_queue::run(cx, Arc::clone(&context)));

@@ -73,6 +73,7 @@ reasons! {
     SnapshotTaken: Normal "SnapshotTaken",
     SnapshotFailed: Warning "SnapshotCreationFailed",
     SnapshotDeleteFailed: Warning "SnapshotDeleteError",
+    SnapshotCopyFailed: Warning "SnapshotCopyFailed",
     GroupTaken: Normal "GroupSnapshotTaken",
     GroupFailed: Warning "GroupSnapshotCreationFailed",
     GroupDeleteFailed: Warning "GroupSnapshotDeleteError",
@@ -388,6 +389,17 @@ impl Events {
 
     pub(crate) fn snapshot_delete_failed(&self, content: &Content, error: &Error) {
         self.publish_failure(Reason::SnapshotDeleteFailed, "DeleteSnapshot", error, &of_snapshot(content));
+    }
+
+    /// The event is on the Node, because the content may be gone.
+    pub(crate) fn snapshot_copy_failed(&self, node: &str, id: &VolumeId, record: &Record, error: &Error) {
+        let note = format!(
+            "the blocks of snapshot {id} (VolumeSnapshot {}) cannot be copied: {}; the snapshot stays, and the node tries \
+             again",
+            record.claim,
+            causes::line(error)
+        );
+        self.publish_on_node(Reason::SnapshotCopyFailed, &format!("CopySnapshot{}", error.kind()), note, node, id);
     }
 
     /// The note states how much space the snapshots reserve.

@@ -73,6 +73,7 @@ mod rollback {
 }
 mod snapshot {
     pub(crate) mod apply;
+    pub(crate) mod copy;
     pub(crate) mod object;
     pub(crate) mod plan;
     pub(crate) mod support;

@@ -79,10 +79,7 @@ impl Disk {
         let known = records(self);
         if known.is_none() {
             if let Some(id) = want.members.keys().find(|id| !self.records.contains_key(*id))
-                && self
-                    .records
-                    .iter()
-                    .any(|(id, record)| want.members.contains_key(id) && record.state.is_reported())
+                && self.records.iter().any(|(id, record)| want.members.contains_key(id) && record.state.is_reported())
             {
                 return Err(Error::Removed { id: id.clone() });
             }

@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
-use tracing::{Instrument as _, debug, info, info_span};
-use volume::{GroupRequest, Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeId, Volumes};
+use tracing::{Instrument as _, info, info_span};
+use volume::{GroupRequest, Record, SnapshotParameters, SnapshotRequest, VolumeId, Volumes};
 
 use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{Error, api};
@@ -110,23 +110,47 @@ impl Provisioner {
         Ok(places)
     }
 
-    /// Runs one pass. The status gets the instant after the first pass, and the handles when all snapshots are ready.
+    /// Takes the snapshots, and writes their state to the status.
     async fn take_group(
         &self,
         content: &GroupContent,
-        mut members: BTreeMap<VolumeId, SnapshotRequest>,
+        members: BTreeMap<VolumeId, SnapshotRequest>,
     ) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Outcome::Occupied) };
         let is_shown = content.status.as_ref().is_some_and(|status| status.creation_time.is_some());
-        // The store undoes members for which the disk has no space, also after their first pass. Then all members are
-        // taken again.
+        // Earlier releases wrote the instant before the members were ready, and could undo the members then.
         let ids: Vec<VolumeId> = members.keys().cloned().collect();
-        let exists = move |store: &dyn Volumes| ids.iter().all(|id| matches!(store.record(id), Ok(Some(_))));
-        let is_new = !is_shown || !self.on_disk(exists).await?;
+        let find = move |store: &dyn Volumes| -> Option<BTreeMap<VolumeId, Record>> {
+            ids.into_iter().map(|id| store.record(&id).ok().flatten().map(|record| (id, record))).collect()
+        };
+        let found = self.on_disk(find).await?;
+        let is_new = !is_shown || found.is_none();
+        let uid = content.uid().unwrap_or_default();
+        let is_taken = |record: &Record| record.state.is_reported() && record.claim.uid == uid;
+        let records = match found.filter(|records| records.values().all(is_taken)) {
+            Some(records) => records,
+            None => match self.take_members(content, members, is_new).await? {
+                Some(records) => records,
+                None => return Ok(Outcome::Occupied),
+            },
+        };
+        self.write_group_status(content, &plan::status(content, &records)).await?;
+        info!(snapshots = records.len(), "snapshots of a group ready");
+        if is_new {
+            self.events.group_taken(content, &self.node, &records, self.free().await);
+        }
+        Ok(Outcome::Complete)
+    }
+
+    /// Returns `None` if other passes have a source or all places.
+    async fn take_members(
+        &self,
+        content: &GroupContent,
+        mut members: BTreeMap<VolumeId, SnapshotRequest>,
+        is_new: bool,
+    ) -> Result<Option<BTreeMap<VolumeId, Record>>, Error> {
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
-        let may_clone = is_new || !self.copies.is_cloned(&id);
-        let class =
-            content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| may_clone && !class.is_empty());
+        let class = content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| !class.is_empty());
         let SnapshotParameters { max_pause, sharing } = match class {
             Some(class) => match self.group_parameters(class).await {
                 Err(Error::UnknownGroupClass { .. } | Error::GroupRejected(_)) if !is_new => {
@@ -138,26 +162,15 @@ impl Provisioner {
         };
         members.values_mut().for_each(|member| member.sharing = sharing);
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
-        let Some(turn) = self.clone_turn(may_clone, &sources) else { return Ok(Outcome::Occupied) };
-        self.copies.begin_pass(&id);
-        let want = GroupRequest { id: id.clone(), members, max_pause };
+        let Some(turn) = self.clone_turn(true, &sources) else { return Ok(None) };
+        let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         drop(turn);
         let taken = taken.map_err(|error| match error {
             volume::Error::Removed { id } => Error::GroupRejected(GroupRejection::Removed(id)),
             error => Error::of_claim(error),
         });
-        let Taken { snapshots: records, copying } = taken?;
-        self.write_group_status(content, &plan::status(content, &records)).await?;
-        if is_new {
-            info!(snapshots = records.len(), "snapshots of a group taken");
-            self.events.group_taken(content, &self.node, &records, self.free().await);
-        }
-        match copying {
-            Some(copying) => debug!(?copying, "snapshots of a group are not ready"),
-            None => info!(snapshots = records.len(), "snapshots of a group ready"),
-        }
-        Ok(self.copies.outcome(&id, copying))
+        Ok(Some(taken?.snapshots))
     }
 
     /// Reads the parameters of the class, which the content does not have.
@@ -172,7 +185,7 @@ impl Provisioner {
 
     async fn find_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<(), Error> {
         let mut records = self.on_disk(|store| store.records()).await??.readable;
-        let is_ready = |record: &Record| record.mode.is_snapshot() && record.state == State::Announced;
+        let is_ready = |record: &Record| record.mode.is_snapshot() && record.state.is_reported();
         records.retain(|id, record| ids.contains(id) && is_ready(record));
         if let Some(missing) = ids.iter().find(|id| !records.contains_key(*id)) {
             return Err(Error::NoSnapshot { id: missing.clone() });
@@ -189,9 +202,6 @@ impl Provisioner {
             self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         }
         drop(place);
-        if let Some(group) = content.handle().and_then(|handle| handle.parse().ok()) {
-            self.copies.begin_pass(&group);
-        }
         release(&self.served_groups(), content, PROTECTION).await?;
         Ok(Outcome::Complete)
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cluster::snapshot::group::{BEING_DELETED, PROTECTION};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use volume::{Claim, Owner, Record, SnapshotParameterError, SnapshotParameters, SnapshotRequest, State, VolumeId};
+use volume::{Claim, Owner, Record, SnapshotParameterError, SnapshotParameters, SnapshotRequest, VolumeId};
 
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, MemberInfo, member};
 use crate::snapshot::plan as snapshot;
@@ -19,7 +19,7 @@ pub(crate) enum GroupPlan {
     Ignore,
     /// Set the label that names this node.
     Adopt,
-    /// Take the snapshots, or copy more of their blocks.
+    /// Take the snapshots.
     Take(BTreeMap<VolumeId, SnapshotRequest>),
     /// Write the state of snapshots that exist to the status.
     Find(BTreeSet<VolumeId>),
@@ -134,7 +134,7 @@ fn is_deleted(content: &GroupContent) -> bool {
 /// Status of the content. The handle and the members are set only when all members are ready, because the snapshot
 /// controller copies the state of each member once.
 pub(crate) fn status(content: &GroupContent, records: &BTreeMap<VolumeId, Record>) -> GroupContentStatus {
-    let is_ready = records.values().all(|record| record.state == State::Announced);
+    let is_ready = records.values().all(|record| record.state.is_reported());
     let taken = records.values().filter_map(|record| record.mode.taken()).min();
     let creation_time = taken.and_then(|taken| Timestamp::try_from(taken).ok()).map(|taken| taken.to_string());
     let group = content.handle();

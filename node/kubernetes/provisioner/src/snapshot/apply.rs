@@ -12,8 +12,8 @@ use kube::runtime::controller::Action;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tracing::{Instrument as _, debug, info, info_span, warn};
-use volume::{Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal};
+use tracing::{Instrument as _, info, info_span, warn};
+use volume::{Record, SnapshotParameters, SnapshotRequest, VolumeId, VolumeRefusal};
 
 use crate::backoff;
 use crate::context::{Outcome, Provisioner, take_after};
@@ -146,35 +146,35 @@ impl Provisioner {
         Ok(Outcome::Complete)
     }
 
-    /// Runs one pass. The status gets the handle and the instant after the first pass.
+    /// Takes the snapshot, and writes its state to the status. [`copy`](super::copy) copies its blocks.
     async fn take(&self, content: &Content, id: &VolumeId, mut want: SnapshotRequest) -> Result<Outcome, Error> {
         let is_shown = content.status.as_ref().is_some_and(|status| status.snapshot_handle.is_some());
-        // The store undoes a snapshot for which the disk has no space, also after its first pass. Then the snapshot is
-        // taken again.
+        // Earlier releases wrote the handle before a snapshot was ready, and could undo the snapshot then.
         let found = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
         let is_new = !is_shown || found.is_none();
-        let may_clone = is_new || !self.copies.is_cloned(id);
-        if may_clone && !want.class.is_empty() {
-            match self.snapshot_parameters(&want.class).await {
-                Err(Error::UnknownSnapshotClass { .. } | Error::SnapshotRejected(_)) if !is_new => {}
-                found => SnapshotParameters { max_pause: want.max_pause, sharing: want.sharing } = found?,
+        let is_taken = |record: &Record| {
+            record.state.is_reported() && !record.mode.is_thin() && record.claim.uid == want.claim.uid
+        };
+        let record = if let Some(record) = found.filter(is_taken) {
+            record
+        } else {
+            if !want.class.is_empty() {
+                match self.snapshot_parameters(&want.class).await {
+                    Err(Error::UnknownSnapshotClass { .. } | Error::SnapshotRejected(_)) if !is_new => {}
+                    found => SnapshotParameters { max_pause: want.max_pause, sharing: want.sharing } = found?,
+                }
             }
-        }
-        let Some(turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
-        self.copies.begin_pass(id);
-        let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
-        drop(turn);
-        let Taken { snapshots: record, copying } = taken.map_err(Error::of_claim)?;
+            let Some(turn) = self.clone_turn(true, [&want.source]) else { return Ok(Outcome::Occupied) };
+            let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
+            drop(turn);
+            taken.map_err(Error::of_claim)?.snapshots
+        };
         self.write_state(content, id, &record).await?;
+        info!(snapshot = %id, source = content.spec.source.volume_handle, size = %record.size, "snapshot ready");
         if is_new {
-            info!(snapshot = %id, source = content.spec.source.volume_handle, size = %record.size, "snapshot taken");
             self.events.snapshot_taken(content, &self.node, &record, self.free().await);
         }
-        match copying {
-            Some(copying) => debug!(snapshot = %id, ?copying, "snapshot is not ready"),
-            None => info!(snapshot = %id, size = %record.size, "snapshot ready"),
-        }
-        Ok(self.copies.outcome(id, copying))
+        Ok(Outcome::Complete)
     }
 
     /// Reads the parameters of the class, which the content does not have.
@@ -197,7 +197,7 @@ impl Provisioner {
     }
 
     async fn find(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
-        let found = self.snapshot_record(id).await?.filter(|record| record.state == State::Announced);
+        let found = self.snapshot_record(id).await?.filter(|record| record.state.is_reported());
         let record = found.ok_or_else(|| Error::NoSnapshot { id: id.clone() })?;
         self.write_state(content, id, &record).await
     }
@@ -207,7 +207,6 @@ impl Provisioner {
         let place = take_after(|| self.removal_place(), self.prepare_removal(content, id)).await?;
         let Some(place) = place else { return Ok(Outcome::Occupied) };
         info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
-        self.copies.begin_pass(id);
         let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         drop(place);
         if removed == Ensured::Created(()) {

@@ -4,7 +4,7 @@ use std::time::UNIX_EPOCH;
 
 use cluster::snapshot::{BEING_DELETED, CONTENT_PREFIX, PROTECTION};
 use kube::ResourceExt as _;
-use volume::{Claim, Owner, Record, SnapshotParameterError, SnapshotParameters, SnapshotRequest, State, VolumeId};
+use volume::{Claim, Owner, Record, SnapshotParameterError, SnapshotParameters, SnapshotRequest, VolumeId};
 
 use crate::snapshot::object::{Content, ContentStatus, SnapshotClass};
 
@@ -14,7 +14,7 @@ pub(crate) enum SnapshotPlan {
     Ignore,
     /// Set the label: the volume or the snapshot of the content is on this node.
     Adopt,
-    /// Take the snapshot, or copy more of its blocks.
+    /// Take the snapshot.
     Take(VolumeId, SnapshotRequest),
     /// Write the state of a snapshot that exists to the status.
     Find(VolumeId),
@@ -117,7 +117,7 @@ pub(crate) fn status(id: &VolumeId, record: &Record) -> ContentStatus {
         snapshot_handle: Some(id.to_string()),
         creation_time: i64::try_from(since_epoch.as_nanos()).ok(),
         restore_size: i64::try_from(record.size.get()).ok(),
-        ready_to_use: Some(record.state == State::Announced),
+        ready_to_use: Some(record.state.is_reported()),
         error: None,
     }
 }
@@ -128,7 +128,7 @@ mod tests {
 
     use cluster::snapshot::MANAGED_BY;
     use serde_json::{Value, json};
-    use volume::{Mode, Sharing};
+    use volume::{Mode, Sharing, State};
 
     use super::*;
     use crate::fixture::{self, id};
@@ -319,6 +319,9 @@ mod tests {
         let found = status(&id("snapshot-u"), &record);
         assert_eq!((found.creation_time, found.restore_size), (Some(1_000_000_002), Some(1 << 30)));
         assert_eq!((found.snapshot_handle.as_deref(), found.ready_to_use), (Some("snapshot-u"), Some(true)));
-        assert_eq!(status(&id("snapshot-u"), &Record { state: State::Staged, ..record }).ready_to_use, Some(false));
+        for (state, is_ready) in [(State::Staged, false), (State::Complete, true)] {
+            let found = status(&id("snapshot-u"), &Record { state, ..record.clone() });
+            assert_eq!(found.ready_to_use, Some(is_ready), "{state:?}");
+        }
     }
 }

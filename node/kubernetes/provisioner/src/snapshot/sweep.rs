@@ -13,8 +13,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use apiclient::is_missing;
+use dir::Ensured;
 use tracing::info;
-use volume::{Owner, Record, State, VolumeId};
+use volume::{Owner, Record, State, VolumeId, Volumes};
 
 use crate::context::Provisioner;
 use crate::error::{Error, api};
@@ -50,8 +51,18 @@ impl Provisioner {
         };
         for id in &found.removable {
             let Some(guard) = self.locks.try_lock(id) else { continue };
-            match self.on_volume(id, move |store, id| (store.remove_snapshot(id), guard)).await {
-                Ok((Ok(_), _guard)) => info!(snapshot = %id, "unfinished snapshot without a content removed"),
+            let was_retired = retired.contains(id);
+            let remove = move |store: &dyn Volumes, id: &VolumeId| {
+                // Since its record was read, the snapshot may be complete, and its content deleted with `Retain`.
+                let is_staged = || matches!(store.record(id), Ok(Some(record)) if record.state == State::Staged);
+                let removed = was_retired || is_staged();
+                (if removed { store.remove_snapshot(id) } else { Ok(Ensured::Unchanged(())) }, guard)
+            };
+            match self.on_volume(id, remove).await {
+                Ok((Ok(Ensured::Created(())), _guard)) => {
+                    info!(snapshot = %id, "unfinished snapshot without a content removed");
+                }
+                Ok((Ok(Ensured::Unchanged(())), _guard)) => {}
                 Ok((Err(error), _guard)) => failed.push((id.clone(), Error::Store(error))),
                 Err(error) => failed.push((id.clone(), error.into())),
             }

@@ -11,7 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
-use volume::{State, VolumeId};
+use volume::{Record, State, VolumeId};
 
 use crate::node::{Node, until};
 use crate::snapshots::denied;
@@ -77,17 +77,19 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     node.volumes.set_passes(u32::MAX);
     let content = api.create_group("both", None, source(&ids), json!({})).await?;
     let (name, handle, members) = (content.name_any(), handle_of(&content), members_of(&content, &ids)?);
-    // With a handle in the status, the snapshot controller would create members that are not ready, and never update
-    // their state.
-    let begun = api.group_status(&name, |status| status["creationTime"].is_string()).await?;
-    assert!(begun["volumeGroupSnapshotHandle"].is_null() && begun["volumeSnapshotInfoList"].is_null(), "{begun}");
-    assert_eq!(api.group_contents.get(&name).await?.labels().get(MANAGED_BY), Some(&node.name));
-    node.volumes.set_passes(1);
+    // All members are complete, and share blocks.
     let status = api.group_status(&name, is_ready).await?;
-    assert_eq!(
-        (&status["volumeGroupSnapshotHandle"], &status["creationTime"]),
-        (&handle.as_str().into(), &begun["creationTime"])
-    );
+    assert_eq!(status["volumeGroupSnapshotHandle"], handle.as_str());
+    assert!(status["creationTime"].is_string(), "{status}");
+    let state = |id: &VolumeId| node.volumes.record(id).map(|record| record.state);
+    assert!(members.iter().all(|id| state(id) == Some(State::Complete)));
+    assert_eq!(api.group_contents.get(&name).await?.labels().get(MANAGED_BY), Some(&node.name));
+    node.volumes.set_passes(0);
+    until("the end of the copies", async || {
+        let states: Vec<_> = members.iter().map(state).collect();
+        Ok(states.iter().any(|state| *state != Some(State::Announced)).then(|| format!("{states:?}")))
+    })
+    .await?;
     let infos = status["volumeSnapshotInfoList"].as_array().cloned().unwrap_or_default();
     assert_eq!(infos.len(), ids.len(), "{status}");
     for ((info, id), member) in infos.iter().zip(&ids).zip(&members) {
@@ -213,14 +215,26 @@ pub async fn members_without_a_group_are_removed_or_reported(cluster: Arc<Cluste
     api.create_group_class("short", json!({"maxPause": "750ms"})).await?;
     let class = json!({"volumeGroupSnapshotClassName": "short"});
     let begun = api.create_group("begun", None, source(&ids), class).await?;
-    api.group_status(&begun.name_any(), |status| status["creationTime"].is_string()).await?;
+    api.group_status(&begun.name_any(), is_ready).await?;
     node.halt().await?;
     // Regression: the members that the former process had not undone completely were taken again within the default
-    // pause.
+    // pause. An earlier release wrote the instant before the members were ready.
+    merge_status(&api.group_contents, &begun.name_any(), json!({"status": {"readyToUse": false}})).await?;
+    let volumes = Arc::clone(&node.volumes);
+    let stage_members = || -> Result<(), Failure> {
+        for id in members_of(&begun, &ids)? {
+            let record = volumes.record(&id).ok_or("a record")?;
+            volumes.put(&id, Record { state: State::Staged, ..record });
+        }
+        Ok(())
+    };
+    stage_members()?;
     let before = node.volumes.pauses().len();
     node.run().await?;
     assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
+    api.group_status(&begun.name_any(), is_ready).await?;
     node.halt().await?;
+    stage_members()?;
     api.force_group("begun", &begun.name_any()).await?;
     node.run().await?;
     until("the end of the members", async || {
@@ -230,7 +244,7 @@ pub async fn members_without_a_group_are_removed_or_reported(cluster: Arc<Cluste
     .await?;
     let members = members_of(&kept, &ids)?;
     let are_ready =
-        || members.iter().all(|id| node.volumes.record(id).is_some_and(|record| record.state == State::Announced));
+        || members.iter().all(|id| node.volumes.record(id).is_some_and(|record| record.state.is_reported()));
     assert!(are_ready());
     // The policy keeps the data. Another content shows the snapshots, and removes them.
     api.group_gone("kept", &kept.name_any()).await?;

@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         snapshots::a_snapshot_is_taken_restored_and_deleted,
         snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::copies_pause_while_they_wait_for_their_sources,
+        snapshots::a_snapshot_is_ready_before_its_blocks_are_copied,
         snapshots::a_retained_snapshot_is_shown_by_a_content_made_by_hand,
         snapshots::a_content_of_another_node_does_not_keep_a_snapshot,
         snapshots::what_cannot_be_taken_is_reported_in_status_and_events,

@@ -102,13 +102,16 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     api.gone("before", &name).await?;
     removed(&node, &id).await?;
 
-    // Regression: a snapshot that the store had undone after its instant was taken again within the default pause.
+    // Regression: a snapshot that the store had undone after its instant was taken again within the default pause. An
+    // earlier release wrote the handle before the snapshot was ready.
     node.volumes.set_passes(u32::MAX);
     let more = json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "short"});
     let content = api.create("undone", Some(&node.name), json!({"volumeHandle": source.as_str()}), more).await?;
     let (name, id) = (content.name_any(), snapshot_of(&content)?);
-    api.status(&name, |status| status["snapshotHandle"].is_string()).await?;
+    api.ready("undone", &name).await?;
     node.halt().await?;
+    let unready = json!({"status": {"readyToUse": false}});
+    merge_status(&api.contents, &name, unready.clone()).await?;
     let before = node.volumes.pauses().len();
     node.volumes.lose(&id);
     // The owner of the snapshot writes its annotations. Only the class sets the pause.
@@ -118,9 +121,14 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     node.run().await?;
     assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
 
+    api.ready("undone", &name).await?;
+
     // Regression: a snapshot that the former process had not undone completely was taken again within the default
     // pause.
     node.halt().await?;
+    merge_status(&api.contents, &name, unready).await?;
+    let record = node.volumes.record(&id).ok_or("a record")?;
+    node.volumes.put(&id, Record { state: State::Staged, ..record });
     let before = node.volumes.pauses().len();
     node.run().await?;
     assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
@@ -174,13 +182,58 @@ pub async fn copies_pause_while_they_wait_for_their_sources(cluster: Arc<Cluster
     node.end().await
 }
 
+pub async fn a_snapshot_is_ready_before_its_blocks_are_copied(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (mut node, api, source) = with_data(&cluster, "copied-later").await?;
+    let state = |node: &Node, id: &VolumeId| node.volumes.record(id).map(|record| record.state);
+    node.volumes.set_passes(u32::MAX);
+    let mut contents = Vec::new();
+    for (name, policy) in [("kept", "Retain"), ("ended", "Delete"), ("restored", "Delete")] {
+        let content = api.create(name, Some(&node.name), source.clone(), json!({"deletionPolicy": policy})).await?;
+        api.ready(name, &content.name_any()).await?;
+        assert_eq!(state(&node, &snapshot_of(&content)?), Some(State::Complete), "{name}");
+        contents.push(content);
+    }
+    let [kept, ended, restored] = &contents[..] else { return Err("three contents".into()) };
+    // A deletion ends the copy, and policy Retain keeps the data.
+    api.gone("ended", &ended.name_any()).await?;
+    assert_eq!(node.volumes.record(&snapshot_of(ended)?), None);
+    api.gone("kept", &kept.name_any()).await?;
+    node.halt().await?;
+    node.run().await?;
+    let kept = snapshot_of(kept)?;
+    node.orphan_event(&kept).await?;
+    assert_eq!(state(&node, &kept), Some(State::Complete));
+    // A restored claim waits.
+    node.claim_here("from-snapshot", restored_from("restored")).await?;
+    node.event_with("from-snapshot", "ProvisioningFailed", &["are still being copied"]).await?;
+    // On an overcommitted disk, the copy waits for space.
+    node.volumes.set_full(true);
+    node.event_with(&node.name, "SnapshotCopyFailed", &["cannot be copied", "the snapshot stays"]).await?;
+    node.volumes.set_passes(0);
+    node.volumes.set_full(false);
+    let all = [kept.clone(), snapshot_of(restored)?];
+    until("the end of both copies", async || {
+        let states = all.each_ref().map(|id| state(&node, id));
+        Ok((states != [Some(State::Announced); 2]).then(|| format!("{states:?}")))
+    })
+    .await?;
+    node.bound("from-snapshot").await?;
+    // Another content shows the data that was retained, and removes it.
+    let again = api.create("again", None, json!({"snapshotHandle": kept.as_str()}), json!({})).await?;
+    api.ready("again", &again.name_any()).await?;
+    api.gone("again", &again.name_any()).await?;
+    removed(&node, &kept).await?;
+    api.gone("restored", &restored.name_any()).await?;
+    node.end().await
+}
+
 pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, source) = with_data(&cluster, "retained").await?;
     let content = api.create("first", Some(&node.name), source.clone(), json!({"deletionPolicy": "Retain"})).await?;
     let id = snapshot_of(&content)?;
     let first = api.ready("first", &content.name_any()).await?;
     api.gone("first", &content.name_any()).await?;
-    assert_eq!(node.volumes.record(&id).map(|record| record.state), Some(State::Announced));
+    assert!(node.volumes.record(&id).is_some_and(|record| record.state.is_reported()));
     // The content has no label: the node of the snapshot sets it.
     let handle = json!({"snapshotHandle": id.as_str()});
     let content = api.create("again", None, handle.clone(), json!({})).await?;
@@ -328,11 +381,14 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
     }
     node.volumes.set_passes(u32::MAX);
     let begun = api.create("begun", Some(&node.name), source, json!({})).await?;
-    api.status(&begun.name_any(), |status| status["snapshotHandle"].is_string()).await?;
+    api.ready("begun", &begun.name_any()).await?;
     let [kept, orphan] = &contents[..] else { return Err("two contents".into()) };
     node.halt().await?;
     api.force("orphan", &orphan.name_any()).await?;
     api.force("begun", &begun.name_any()).await?;
+    // The process ended before the snapshot was complete.
+    let record = node.volumes.record(&snapshot_of(&begun)?).ok_or("a record")?;
+    node.volumes.put(&snapshot_of(&begun)?, Record { state: State::Staged, ..record });
     // Regression: root on a worker could keep the snapshot, by a content of its own.
     let handle = json!({"snapshotHandle": snapshot_of(&begun)?.as_str()});
     let foreign = api.create("foreign", Some("another"), handle, json!({})).await?;

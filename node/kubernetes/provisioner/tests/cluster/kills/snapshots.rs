@@ -12,15 +12,17 @@ use super::fuse::Kill;
 use super::node::{Node, Place, User};
 use super::{ended, with_volume_of};
 
-pub const TAKE: [&str; 4] = [
+pub const TAKE: [&str; 5] = [
     "PATCH volumesnapshotcontents",
     "take a snapshot on the disk",
+    "copy a snapshot on the disk",
     "PATCH volumesnapshotcontents/status",
     "POST events",
 ];
-pub const GROUP: [&str; 5] = [
+pub const GROUP: [&str; 6] = [
     "PATCH volumegroupsnapshotcontents",
     "take a group of snapshots on the disk",
+    "copy a snapshot on the disk",
     "PATCH volumegroupsnapshotcontents/status",
     "POST events",
     "remove a snapshot on the disk",
@@ -45,7 +47,7 @@ async fn content_of(user: &User) -> Result<String, Failure> {
     Ok(user.snapshots().create(&user.claim, None, source, json!({})).await?.name_any())
 }
 
-/// Returns `None` if the content shows a snapshot that is ready, and the disk has it and its source.
+/// Returns `None` if the content shows a snapshot that is ready, and the disk has its copied blocks and its source.
 async fn is_not_ready(user: &User, content: &str) -> Result<Option<String>, kube::Error> {
     let status = user.snapshots().contents.get(content).await?.data["status"].clone();
     let volumes = user.on_disk();

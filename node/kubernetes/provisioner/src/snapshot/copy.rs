@@ -1,0 +1,116 @@
+//! Copies the blocks of complete snapshots in the background, whether or not their contents exist.
+//!
+//! Each snapshot has one pass after the other. A pass over one of them ends after about a second, so that all make
+//! progress; together they use at most half of the disk's time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use supervisor::Context;
+use tokio::task::JoinError;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, warn};
+use volume::{Copying, ListError, Record, SourcePauses, State, VolumeId};
+
+use crate::context::{NEXT_PASS, OCCUPIED, Provisioner, RunError};
+use crate::error::Error;
+use crate::metrics::Object;
+
+/// Longest pause between two lists of the snapshots: a new one is copied after this time.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pauses of a copy that waits, and the time of its next pass.
+#[derive(Debug)]
+struct NextPass {
+    pauses: SourcePauses,
+    at: Instant,
+}
+
+/// Copies until it is cancelled. A pass that has begun ends in its thread.
+pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
+    cx.healthy();
+    tokio::select! {
+        () = cx.cancelled() => Ok(()),
+        failed = provisioner.copy_snapshots(&cx) => failed,
+    }
+}
+
+impl Provisioner {
+    async fn copy_snapshots(&self, cx: &Context) -> Result<(), RunError> {
+        let mut changes = self.store.calls().changes();
+        let mut passes = BTreeMap::<VolumeId, NextPass>::new();
+        loop {
+            changes.mark_unchanged();
+            let complete = match self.complete_snapshots().await? {
+                Ok(complete) => complete,
+                Err(error) => {
+                    warn!(error = causes::of(&error), "snapshots not listed, will retry");
+                    sleep(INTERVAL).await;
+                    continue;
+                }
+            };
+            passes.retain(|id, _| complete.contains_key(id));
+            if complete.is_empty() {
+                // An error would mean that the store is gone, which has the other end.
+                let _ = changes.changed().await;
+                sleep(INTERVAL).await;
+                continue;
+            }
+            for (id, record) in &complete {
+                let first = || NextPass { pauses: SourcePauses::default(), at: Instant::now() };
+                let next = passes.entry(id.clone()).or_insert_with(first);
+                if next.at <= Instant::now() {
+                    let pause = cx.round(self.copy_pass(id, record, &mut next.pauses), Result::is_ok).await?;
+                    next.at = Instant::now() + pause;
+                }
+            }
+            let soonest = passes.values().map(|next| next.at).min();
+            let latest = Instant::now() + INTERVAL;
+            sleep_until(soonest.map_or(latest, |at| at.min(latest))).await;
+        }
+    }
+
+    async fn complete_snapshots(&self) -> Result<Result<BTreeMap<VolumeId, Record>, ListError>, JoinError> {
+        let records = self.on_disk(|store| store.records()).await?;
+        Ok(records.map(|records| {
+            let mut complete = records.readable;
+            complete.retain(|_, record| record.state == State::Complete);
+            complete
+        }))
+    }
+
+    /// Runs one pass, and returns the pause before the next one. The pass does not keep the lock of the snapshot, so
+    /// that it delays no deletion: the store runs both one after the other.
+    async fn copy_pass(
+        &self,
+        id: &VolumeId,
+        record: &Record,
+        pauses: &mut SourcePauses,
+    ) -> Result<Duration, JoinError> {
+        // Another pass may clone the source, or remove the snapshot, for minutes, and this pass would wait for it.
+        let source = record.cloning.as_ref().map(|cloning| &cloning.source);
+        if self.try_lock_all(source.into_iter().chain([id])).is_none() {
+            return Ok(OCCUPIED);
+        }
+        let key = format!("{id} copy");
+        let error = match self.on_volume(id, |store, id| store.copy_snapshot(id)).await? {
+            Ok(copying) => {
+                self.attempts.succeeded(&key);
+                debug!(snapshot = %id, ?copying, "blocks of the snapshot copied");
+                return Ok(match copying {
+                    Some(Copying::Waits) => pauses.pause(),
+                    Some(Copying::InPart) => NEXT_PASS,
+                    // The snapshot has ended, or its removal has begun, which may be repeated later.
+                    None => INTERVAL,
+                });
+            }
+            Err(error) => Error::of_claim(error),
+        };
+        self.metrics.failed(Object::Snapshot, error.kind());
+        self.events.snapshot_copy_failed(&self.node, id, record, &error);
+        let retry = self.attempts.failed(&key);
+        warn!(snapshot = %id, error = causes::of(&error), attempt = retry.attempt, "copy of the snapshot failed, will retry");
+        Ok(retry.after)
+    }
+}
