@@ -349,8 +349,8 @@ impl<H: Host> Controller for ControllerService<H> {
         Err(unannounced("PUBLISH_UNPUBLISH_VOLUME"))
     }
 
-    /// Returns when the snapshot is ready. If the client cancels a call that has taken the snapshot, its next call
-    /// continues.
+    /// Returns when the blocks are copied: no other service copies them. If the client cancels a call that has taken the
+    /// snapshot, its next call continues.
     async fn create_snapshot(
         &self,
         request: Request<CreateSnapshotRequest>,

@@ -52,7 +52,7 @@ impl<H: Host> GroupController for ControllerService<H> {
         Ok(Response::new(GroupControllerGetCapabilitiesResponse { capabilities }))
     }
 
-    /// Returns when all snapshots are ready, as for a single one.
+    /// Returns when the blocks of all snapshots are copied, as for a single one.
     async fn create_volume_group_snapshot(
         &self,
         request: Request<CreateVolumeGroupSnapshotRequest>,

@@ -152,8 +152,8 @@ fn list(members: &BTreeMap<VolumeId, Record>) -> String {
     members.keys().map(VolumeId::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// `None` if the record is not of a snapshot of this service, or if the snapshot is not ready: its instant may not be
-/// over.
+/// `None` if the record is not of a snapshot of this service, or if its blocks are not copied: only calls of the client
+/// copy them, and a client calls again until the snapshot is ready.
 pub(crate) fn message(id: &VolumeId, record: &Record) -> Option<Snapshot> {
     let source = source_of(record).filter(|_| record.state == State::Announced)?;
     Some(Snapshot {
