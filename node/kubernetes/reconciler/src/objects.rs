@@ -21,7 +21,7 @@ pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
 /// All objects, in the order of their creation. The objects of a wave are created concurrently.
 pub(crate) fn waves(removed: &Removed) -> [Vec<Object>; 2] {
     // Create policies before roles.
-    let policies = admission::all().into_iter().chain(removed::objects(removed)).collect();
+    let policies = removed::objects(removed).into_iter().chain(admission::all()).collect();
     [
         policies,
         vec![role(), binding(), resolver(), resolvers(), proxies(), joining(), kubelets(), flows(), driver(), class()],

@@ -16,6 +16,7 @@ use kube::Client;
 use kube::api::{Api, ApiResource};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
+use supervisor::Context;
 use tracing::warn;
 
 use crate::admission::node_behind;
@@ -61,12 +62,15 @@ pub(crate) fn removed(map: Option<ConfigMap>) -> Removed {
 }
 
 /// A stream of the names: all at the start, and again after each event of the ConfigMap. The watch continues after
-/// failures, with a back-off.
-pub(crate) fn changes(client: Client) -> impl Stream<Item = Removed> {
+/// failures, with a back-off. The health of the service shows repeated failures, because the policy may lack a name.
+pub(crate) fn changes(cx: Context, client: Client) -> impl Stream<Item = Removed> {
     let maps = Api::<ConfigMap>::namespaced(client, REMOVED_NODES_NAMESPACE);
     let only = watcher::Config::default().fields(&format!("metadata.name={REMOVED_NODES}"));
     let mut listed = None;
     watcher(maps, only).default_backoff().filter_map(move |event| {
+        if !matches!(event, Ok(watcher::Event::Init)) {
+            cx.report(event.is_ok());
+        }
         let names = match event {
             Ok(watcher::Event::Init) => {
                 listed = None;

@@ -50,7 +50,7 @@ pub struct RunError {
 /// Maintains the objects until cancelled. Healthy while all of them are correct. Begins again when the names of removed
 /// nodes change, because a policy contains them.
 pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
-    let mut changes = pin!(removed::changes(client.clone()));
+    let mut changes = pin!(removed::changes(cx.clone(), client.clone()));
     let mut names = None;
     loop {
         let maintained = async {
