@@ -44,6 +44,11 @@ pub(crate) struct Arguments {
     /// Additional images of all suites but `external-storage`.
     #[arg(long, hide = true)]
     conformance_archive: Vec<Archive>,
+    /// Program of a registry with the images `pulled`.
+    #[arg(long, hide = true)]
+    pub(crate) registry: PathBuf,
+    #[arg(long, hide = true)]
+    pub(crate) pulled: Vec<Archive>,
     #[command(flatten)]
     pub(crate) image: Image,
 }
@@ -98,7 +103,7 @@ mod tests {
     }
 
     fn try_parsed(last: &[&str]) -> Result<Arguments, clap::Error> {
-        let files = ["e2e", "kubectl", "driver", "kernel", "initramfs", "system", "cmdline"];
+        let files = ["e2e", "kubectl", "driver", "registry", "kernel", "initramfs", "system", "cmdline"];
         let files = files.map(|name| format!("--{name}=file"));
         let all = ["conformance"].into_iter().chain(files.iter().map(String::as_str)).chain(last.iter().copied());
         Arguments::try_parse_from(all)

@@ -1,4 +1,4 @@
-//! Images of the tests. The nodes have no registry and import archives.
+//! Images of the tests. The nodes import archives.
 
 use crate::arguments::Archive;
 

@@ -9,6 +9,7 @@ mod images;
 mod output;
 #[cfg(test)]
 mod pins;
+mod registry;
 mod report;
 mod results;
 mod run;

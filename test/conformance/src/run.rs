@@ -4,6 +4,7 @@ use crate::arguments::Arguments;
 use crate::e2e;
 use crate::images;
 use crate::output::Output;
+use crate::registry::Registry;
 use crate::report;
 use crate::results::{Outcome, Results, TestResult};
 use crate::test_list::{self, TestList};
@@ -107,6 +108,8 @@ impl Run<'_> {
         options.logs = self.output.path().to_owned();
         options.memory = CONTROL_PLANE_MEMORY;
         options.data_size = Some(DATA_SIZE);
+        let registry = Registry::start(&arguments.registry, &arguments.pulled).await?;
+        options.configuration = Some(registry.configuration());
         options.images = arguments.archives().map(|archive| archive.file.clone()).collect();
         let options = ClusterOptions { worker_memory: WORKER_MEMORY, ..ClusterOptions::new(options, arguments.nodes) };
         let mut cluster = tokio::select! {

@@ -1,5 +1,5 @@
 // registry serves the images of OCI archives from memory, with one user. Tests pull from it. An address without a
-// certificate has no TLS.
+// certificate has no TLS. With an empty USER, everyone may pull and push.
 //
 //	registry USER PASSWORD NAME:TAG=ARCHIVE... ADDRESS[,CERTIFICATE,KEY]...
 package main
@@ -73,6 +73,11 @@ func run(args []string) error {
 }
 
 func application(user, password string) (http.Handler, error) {
+	config := &configuration.Configuration{Storage: configuration.Storage{"inmemory": nil}}
+	config.Log.Level = "warn"
+	if user == "" {
+		return handlers.NewApp(context.Background(), config), nil
+	}
 	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
 	if err != nil {
 		return nil, err
@@ -85,11 +90,7 @@ func application(user, password string) (http.Handler, error) {
 	if err := os.WriteFile(users, fmt.Appendf(nil, "%s:%s\n", user, hash), 0o600); err != nil {
 		return nil, err
 	}
-	config := &configuration.Configuration{
-		Storage: configuration.Storage{"inmemory": nil},
-		Auth:    configuration.Auth{"htpasswd": configuration.Parameters{"realm": "test", "path": users}},
-	}
-	config.Log.Level = "warn"
+	config.Auth = configuration.Auth{"htpasswd": configuration.Parameters{"realm": "test", "path": users}}
 	return handlers.NewApp(context.Background(), config), nil
 }
 
