@@ -98,6 +98,11 @@ impl PvIndex {
         self.changed.send_replace(());
     }
 
+    /// Whether this node removed the PV's finalizer, and the watch does not show it yet.
+    pub(crate) fn has_removed(&self, uid: &str) -> bool {
+        self.state().removed.contains_key(uid)
+    }
+
     /// Whether the index has a complete list, and the watch has not failed since.
     pub(crate) fn is_current(&self) -> bool {
         self.state().is_current()
@@ -254,8 +259,9 @@ mod tests {
         index.removed("uid-pvc-1".into(), id(), request);
         // Events of other PVs may be from before the request.
         index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "granary"))));
-        assert!(!is_complete_since(&index, request));
+        assert!(!is_complete_since(&index, request) && index.has_removed("uid-pvc-1"));
         index.update(&Ok(Event::Delete(own)));
+        assert!(!index.has_removed("uid-pvc-1"));
         assert!(is_complete_since(&index, request) && index.has_none(&id(), request).now_or_never().is_some());
         assert!(!is_complete_since(&index, request + SECOND));
     }

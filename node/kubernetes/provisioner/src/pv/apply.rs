@@ -98,6 +98,10 @@ impl Provisioner {
     }
 
     async fn delete(&self, watched: &PersistentVolume, id: &VolumeId) -> Result<(), Error> {
+        // Each of the requests of an earlier pass caused an event of the watch.
+        if watched.metadata.uid.as_deref().is_some_and(|uid| self.index.has_removed(uid)) {
+            return Ok(());
+        }
         let _write = self.events.queue.begin_write();
         // An administrator may have created a second PV for the volume.
         if let Some(other) = self.other_pv(watched, id).await? {

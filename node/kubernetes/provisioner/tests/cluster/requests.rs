@@ -135,8 +135,7 @@ pub async fn a_claim_and_its_deletion_cost_two_requests_each(cluster: Arc<Cluste
         node.delete(name, pv).await?;
         deleted.push(requests.take());
     }
-    // Compare the medians: the first claim may read its class. Another write of a PV costs two more requests, and
-    // Kubernetes removes `pv-protection` at the same time.
+    // Compare the medians: the first claim may read its class, and another write of a PV costs two more requests.
     for sent in [&mut created, &mut deleted] {
         sent.sort_by_key(Vec::len);
     }
