@@ -1,5 +1,6 @@
-//! Tests of the project's own documents and texts, which read its whole tree.
+//! Tests of the project's own documents, texts and files, which read its whole tree.
 
+mod cycles;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
