@@ -558,6 +558,12 @@ impl Volumes for FakeVolumes {
         Ok(Records { readable: self.disk().records.clone(), unreadable: BTreeMap::new() })
     }
 
+    fn complete_snapshots(&self) -> BTreeMap<VolumeId, Record> {
+        let mut records = self.disk().records.clone();
+        records.retain(|_, record| record.state == State::Complete);
+        records
+    }
+
     fn rollbacks(&self, volume: &VolumeId) -> Vec<VolumeId> {
         let disk = self.disk();
         let is_of_volume = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *volume);

@@ -19,6 +19,8 @@ pub(crate) struct Index {
     pub(crate) foreign: BTreeSet<VolumeId>,
     /// Volumes that share blocks with their sources.
     pub(crate) clones: BTreeMap<VolumeId, Cloning>,
+    /// Snapshots with [`State::Complete`].
+    complete: BTreeSet<VolumeId>,
     /// Last flush of each source of files that exceeds its size. For a copy of files that shares nothing any more, the
     /// last pass over it, until its source fits.
     pub(crate) flushes: BTreeMap<VolumeId, Flush>,
@@ -85,6 +87,7 @@ impl Index {
                 self.flushes.remove(id);
             }
         }
+        self.note_state(id, known.record.state);
         self.volumes.insert(id.clone(), Entry::Known(known));
     }
 
@@ -128,13 +131,30 @@ impl Index {
     pub(crate) fn change(&mut self, id: &VolumeId, change: impl FnOnce(&mut Known)) {
         if let Some(Entry::Known(known)) = self.volumes.get_mut(id) {
             change(known);
+            let state = known.record.state;
+            self.note_state(id, state);
         }
+    }
+
+    fn note_state(&mut self, id: &VolumeId, state: State) {
+        if state == State::Complete {
+            self.complete.insert(id.clone());
+        } else {
+            self.complete.remove(id);
+        }
+    }
+
+    /// Complete snapshots. The time of the call does not depend on the number of other volumes.
+    pub(crate) fn complete_snapshots(&self) -> BTreeMap<VolumeId, Record> {
+        let entry = |id: &VolumeId| Some((id.clone(), self.volumes.get(id)?.record()?.clone()));
+        self.complete.iter().filter_map(entry).collect()
     }
 
     /// Removes the volume from memory after its record, and releases the reservation.
     pub(crate) fn forget(&mut self, id: &VolumeId) {
         self.volumes.remove(id);
         self.clones.remove(id);
+        self.complete.remove(id);
         self.flushes.remove(id);
         self.unwritten.remove(id);
         self.ledger.release(id);
@@ -145,10 +165,35 @@ impl Index {
 mod tests {
     use super::*;
     use crate::Request;
-    use crate::record::{Allocation, Claim, Mode, Owner, Rollback};
+    use crate::record::{Allocation, Claim, Mode, Owner, Rollback, Sharing};
 
     fn id(text: &str) -> VolumeId {
         text.parse().expect("an identifier")
+    }
+
+    fn known(owner: Owner, mode: Mode, state: State) -> Known {
+        let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
+        let want = Request { claim, owner, class: String::new(), mode, size: Bytes::GIB, source: None };
+        let record = Record { state, ..want.record(ProjectId::FIRST, None) };
+        Known { record, announcement: None, scanned: None }
+    }
+
+    #[test]
+    fn a_complete_snapshot_is_listed_until_it_is_announced_or_removed() {
+        let mode = Mode::Block { allocation: Allocation::Thick }.snapshot(Sharing::Temporary);
+        let of_state = |state| known(Owner::Provisioner, mode, state);
+        let mut index = Index::default();
+        let [begun, announced, removed, left] = ["begun", "announced", "removed", "left"].map(id);
+        index.put(&begun, of_state(State::Staged));
+        for snapshot in [&announced, &removed, &left] {
+            index.put(snapshot, of_state(State::Staged));
+            index.put(snapshot, of_state(State::Complete));
+        }
+        let listed = |index: &Index| index.complete_snapshots().into_keys().collect::<Vec<_>>();
+        assert_eq!(listed(&index), [&announced, &left, &removed].map(VolumeId::clone));
+        index.change(&announced, |known| known.record.state = State::Announced);
+        index.forget(&removed);
+        assert_eq!(listed(&index), [left]);
     }
 
     #[test]
@@ -165,11 +210,8 @@ mod tests {
             ("snapshot-other", of("pvc-2")),
             ("snapshot-second", of("pvc-1")),
         ] {
-            let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
             let mode = Mode::Block { allocation: Allocation::Thick };
-            let want = Request { claim, owner, class: String::new(), mode, size: Bytes::GIB, source: None };
-            let record = want.record(ProjectId::FIRST, None);
-            index.put(&id(name), Known { record, announcement: None, scanned: None });
+            index.put(&id(name), known(owner, mode, State::Staged));
         }
         assert_eq!(index.rollbacks(&id("pvc-1")), [id("snapshot-first"), id("snapshot-second")]);
         assert!(index.rollbacks(&id("snapshot-source")).is_empty(), "it is not the volume");

@@ -157,6 +157,10 @@ pub trait Volumes: Send + Sync + 'static {
     /// All records. Reads nothing from the disk.
     fn records(&self) -> Result<Records, ListError>;
 
+    /// Snapshots with [`State::Complete`](crate::State::Complete), whose blocks are to be copied. Reads nothing from the
+    /// disk, and takes no time for other volumes.
+    fn complete_snapshots(&self) -> BTreeMap<VolumeId, Record>;
+
     /// Snapshots of a volume's rollbacks that have not ended. Reads nothing from the disk.
     fn rollbacks(&self, volume: &VolumeId) -> Vec<VolumeId>;
 
@@ -289,6 +293,10 @@ impl Volumes for Store {
 
     fn records(&self) -> Result<Records, ListError> {
         Ok(self.records())
+    }
+
+    fn complete_snapshots(&self) -> BTreeMap<VolumeId, Record> {
+        self.index().complete_snapshots()
     }
 
     fn rollbacks(&self, volume: &VolumeId) -> Vec<VolumeId> {

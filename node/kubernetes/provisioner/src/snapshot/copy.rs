@@ -11,7 +11,7 @@ use supervisor::Context;
 use tokio::task::JoinError;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
-use volume::{Copying, ListError, Record, SourcePauses, State, VolumeId};
+use volume::{Copying, Record, SourcePauses, VolumeId};
 
 use crate::context::{NEXT_PASS, OCCUPIED, Provisioner, RunError};
 use crate::error::Error;
@@ -42,14 +42,7 @@ impl Provisioner {
         let mut passes = BTreeMap::<VolumeId, NextPass>::new();
         loop {
             changes.mark_unchanged();
-            let complete = match self.complete_snapshots().await? {
-                Ok(complete) => complete,
-                Err(error) => {
-                    warn!(error = causes::of(&error), "snapshots not listed, will retry");
-                    sleep(INTERVAL).await;
-                    continue;
-                }
-            };
+            let complete = self.on_disk(|store| store.complete_snapshots()).await?;
             passes.retain(|id, _| complete.contains_key(id));
             if complete.is_empty() {
                 // An error would mean that the store is gone, which has the other end.
@@ -69,15 +62,6 @@ impl Provisioner {
             let latest = Instant::now() + INTERVAL;
             sleep_until(soonest.map_or(latest, |at| at.min(latest))).await;
         }
-    }
-
-    async fn complete_snapshots(&self) -> Result<Result<BTreeMap<VolumeId, Record>, ListError>, JoinError> {
-        let records = self.on_disk(|store| store.records()).await?;
-        Ok(records.map(|records| {
-            let mut complete = records.readable;
-            complete.retain(|_, record| record.state == State::Complete);
-            complete
-        }))
     }
 
     /// Runs one pass, and returns the pause before the next one. The pass does not keep the lock of the snapshot, so

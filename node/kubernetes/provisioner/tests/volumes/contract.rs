@@ -116,7 +116,9 @@ fn listed(volumes: &dyn Volumes) -> String {
     retired.sort();
     let (unreadable, strays) = (records.unreadable.len(), volumes.strays().unwrap());
     let rollbacks = volumes.rollbacks(&"pvc-1".parse().unwrap());
-    format!("{readable:?} {rollbacks:?} {unreadable} {used:?} {retired:?} {strays:?} {:?}", volumes.space().unwrap())
+    let complete: Vec<_> = volumes.complete_snapshots().into_keys().collect();
+    let space = volumes.space().unwrap();
+    format!("{readable:?} {complete:?} {rollbacks:?} {unreadable} {used:?} {retired:?} {strays:?} {space:?}")
 }
 
 struct Both {

@@ -89,6 +89,7 @@ fn a_missing_volume_costs_no_system_calls() {
         assert!(node.store.discard(&none).is_ok());
         assert!(node.store.announce(&none).is_err());
         assert!(node.store.records().is_ok());
+        assert!(node.store.complete_snapshots().is_empty());
     });
     assert!(made.is_empty(), "{made:?}");
 }

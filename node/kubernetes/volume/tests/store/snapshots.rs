@@ -160,7 +160,7 @@ fn a_complete_snapshot_is_copied_without_its_request_and_waits_for_space() {
     assert!(matches!(early, Error::Source { source: SourceError::Copying { .. }, .. }), "{early:?}");
     drop(image);
     let node = node.restarted();
-    assert_eq!(node.store.records().unwrap().readable[&snapshot], begun.snapshots);
+    assert_eq!(node.store.complete_snapshots(), [(snapshot.clone(), begun.snapshots.clone())].into());
     let hog = node.hog(Bytes::new(4 << 20));
     let full = loop {
         if let Err(error) = node.store.copy_snapshot(&snapshot) {
@@ -174,6 +174,7 @@ fn a_complete_snapshot_is_copied_without_its_request_and_waits_for_space() {
     let record = node.store.record(&snapshot).unwrap().unwrap();
     assert_eq!((record.state, record.mode), (State::Announced, begun.snapshots.mode), "the instant stays");
     assert_eq!(node.store.copy_snapshot(&snapshot).unwrap(), None);
+    assert!(node.store.complete_snapshots().is_empty());
     assert_eq!(only_byte(&fs::read(node.image(&snapshot)).unwrap()[..WRITTEN]), Some(1));
     is_settled(&node, [&from, &record]);
     copied(&node.store, &clone);

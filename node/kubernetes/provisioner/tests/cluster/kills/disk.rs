@@ -75,6 +75,7 @@ impl<V: Volumes> Volumes for Fused<V> {
         live_volume(id: &VolumeId) -> Result<LiveVolume, LiveVolumeError>;
         record(id: &VolumeId) -> Result<Option<Record>, Error>;
         records() -> Result<Records, ListError>;
+        complete_snapshots() -> BTreeMap<VolumeId, Record>;
         rollbacks(volume: &VolumeId) -> Vec<VolumeId>;
         retired() -> Result<Vec<VolumeId>, ListError>;
         strays() -> Result<Strays, ListError>;
