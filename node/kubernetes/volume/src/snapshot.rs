@@ -97,7 +97,8 @@ impl Store {
 
     pub(crate) fn announce_durably(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let announced = self.announce(id)?;
-        if let (Ensured::Created(()), Some(known)) = (announced, self.known(id)?) {
+        // The sync of an earlier call may have failed after its announcement.
+        if let Some(known) = self.known(id)? {
             let failed =
                 |source: dir::Error| Error::Act { id: id.clone(), step: Step::SyncLive, source: source.into() };
             self.sync_announcement(&known).map_err(failed)?;

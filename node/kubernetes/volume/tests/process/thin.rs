@@ -5,11 +5,16 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
 use dir::Ensured;
+use ktest_support::XfsDisk;
+use ktest_support::process::{Call, with_refused_call};
+use nix::libc::SYS_fsync;
 use units::Bytes;
-use volume::{Error, Request, Sharing, SnapshotRequest, State, Store, Taken, VolumeId, VolumeRefusal, Volumes as _};
+use volume::{
+    Error, Record, Request, Sharing, SnapshotRequest, State, Step, Store, Taken, VolumeId, VolumeRefusal, Volumes as _,
+};
 
 use crate::cloned::is_settled;
-use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made};
+use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
 use crate::node::{copied, id, only_byte, sized, snapshot_request, without_pods};
 use crate::rollback::{claim, snapshot_of};
 use crate::sys::cow_extent_size;
@@ -68,11 +73,14 @@ fn with_snapshot(store: &Store, request: &Request) {
     write(store, request, 2);
 }
 
+fn take(store: &Store, request: &Request) -> Result<Taken<Record>, Error> {
+    let want = snapshot_request(claim(), source_of(request));
+    store.take_snapshot(&snapshot_of(request), &SnapshotRequest { sharing: Sharing::Permanent, ..want })
+}
+
 /// Takes the thin snapshot, which is ready after one call.
 fn taken(store: &Store, request: &Request) {
-    let want = snapshot_request(claim(), source_of(request));
-    let want = SnapshotRequest { sharing: Sharing::Permanent, ..want };
-    let Taken { snapshots, copying } = store.take_snapshot(&snapshot_of(request), &want).unwrap();
+    let Taken { snapshots, copying } = take(store, request).unwrap();
     assert_eq!((snapshots.state, copying), (State::Announced, None));
     assert_eq!(store.space().unwrap().reserved, request.reserved());
 }
@@ -116,6 +124,28 @@ fn a_killed_thin_snapshot_is_finished_by_the_next() {
 #[test]
 fn a_killed_thin_snapshot_of_files_is_finished_by_the_next() {
     killed_at(each(3), &[FILES], with_source, taken, finished);
+}
+
+/// Regression: the next call returned the snapshot without another sync, and a power cut undid the announcement.
+#[test]
+fn a_thin_snapshot_is_ready_when_its_announcement_is_durable() {
+    let (disk, request) = (XfsDisk::with_project_quota(), sized("pvc-1", THIN, Bytes::MIB));
+    let store = open(disk.path());
+    with_source(&store, &request);
+    let syncs = |call: &Call<'_>| call.number() == SYS_fsync;
+    // The first sync makes the name of the directory durable.
+    let reached = with_refused_call(1, syncs, || {
+        let failed = take(&store, &request).unwrap_err();
+        assert!(matches!(failed, Error::Act { step: Step::SyncLive, .. }), "{failed:?}");
+        let record = store.record(&snapshot_of(&request)).unwrap().expect("a record");
+        assert_eq!(record.state, State::Announced, "{record:?}");
+        let forces = store.forces();
+        taken(&store, &request);
+        assert_eq!(store.forces(), forces + 1);
+        taken(&store, &request);
+        assert_eq!(store.forces(), forces + 1, "it is durable");
+    });
+    assert!(reached, "it is announced without a sync");
 }
 
 #[test]
