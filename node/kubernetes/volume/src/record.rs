@@ -482,6 +482,12 @@ impl Record {
         }
     }
 
+    /// Whether the snapshot is taken for the content with this UID: it may be reported without a call of the store. A
+    /// thin snapshot may not, because only a call that takes it makes its announcement durable.
+    pub fn is_taken_for(&self, uid: &str) -> bool {
+        self.state.is_reported() && !self.mode.is_thin() && self.claim.uid == uid
+    }
+
     /// Whether the snapshot has the former content of the volume of its rollback.
     pub fn is_exchanged(&self) -> bool {
         self.rollback().is_some_and(|rollback| rollback.project == self.project)

@@ -58,7 +58,7 @@ impl Store {
         self.complete_group(want)?;
         let copying = match self.copy_group(want) {
             // The snapshots are taken. The next pass returns the error of the copy.
-            Err(_) if are_new && want.members.keys().any(|id| self.is_reported(id)) => Some(Copying::InPart),
+            Err(_) if are_new && want.members.iter().all(|member| self.is_taken(member)) => Some(Copying::InPart),
             copied => copied?,
         };
         Ok(Taken::since(before, records()?, copying))
@@ -140,6 +140,10 @@ impl Store {
         let steps = plan::provision(&member.of((record.mode, record.size)), &seen).map_err(refused(id))?;
         let clones = |step: &Step| matches!(step, Step::WriteRecord | Step::CloneImage | Step::CloneTree);
         Ok((!steps.iter().any(clones)).then_some(record))
+    }
+
+    fn is_taken(&self, (id, member): (&VolumeId, &SnapshotRequest)) -> bool {
+        matches!(self.known(id), Ok(Some(Known { record, .. })) if record.is_taken_for(&member.claim.uid))
     }
 
     fn is_reported(&self, id: &VolumeId) -> bool {

@@ -126,8 +126,7 @@ impl Provisioner {
         let found = self.on_disk(find).await?;
         let is_new = !is_shown || found.is_none();
         let uid = content.uid().unwrap_or_default();
-        let is_taken = |record: &Record| record.state.is_reported() && record.claim.uid == uid;
-        let records = match found.filter(|records| records.values().all(is_taken)) {
+        let records = match found.filter(|records| records.values().all(|record| record.is_taken_for(&uid))) {
             Some(records) => records,
             None => match self.take_members(content, members, is_new).await? {
                 Some(records) => records,
@@ -256,26 +255,47 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use tokio::time::timeout;
-    use volume::DRIVER_NAME;
+    use volume::{DRIVER_NAME, Mode, Sharing, State};
 
     use super::*;
     use crate::fixture::{self, NODE, id};
 
-    #[tokio::test(start_paused = true)]
-    async fn other_clones_begin_while_the_status_is_not_written() {
-        let sources = ["pvc-1", "pvc-2"].map(id);
-        let (provisioner, disk) = fixture::unanswered(&sources.each_ref());
+    fn content() -> Arc<GroupContent> {
         let content = json!({
             "metadata": {"name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}},
             "spec": {
                 "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandles": ["pvc-1", "pvc-2"]},
             },
         });
-        let content = serde_json::from_value(content).expect("a content");
-        let mut pass = Box::pin(reconcile_group(Arc::new(content), Arc::clone(&provisioner)));
+        Arc::new(serde_json::from_value(content).expect("a content"))
+    }
+
+    /// Regression: the announcement of a thin member was not durable if its sync had failed.
+    #[tokio::test(start_paused = true)]
+    async fn thin_members_are_reported_after_a_call_of_the_store() {
+        let sources = ["pvc-1", "pvc-2"].map(id);
+        for (sharing, calls) in [(Sharing::Temporary, 0), (Sharing::Permanent, 1)] {
+            let (provisioner, disk) = fixture::unanswered(&sources.each_ref());
+            for member in ["group-taken-pvc-1", "group-taken-pvc-2"] {
+                let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing };
+                let mut record = fixture::record(mode, State::Announced);
+                record.claim.uid = "taken".into();
+                disk.put(&id(member), record);
+            }
+            let mut pass = Box::pin(reconcile_group(content(), provisioner));
+            assert!(timeout(Duration::from_secs(1), &mut pass).await.is_err(), "the status is written");
+            assert_eq!(disk.pauses().len(), calls, "{sharing:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_clones_begin_while_the_status_is_not_written() {
+        let sources = ["pvc-1", "pvc-2"].map(id);
+        let (provisioner, disk) = fixture::unanswered(&sources.each_ref());
+        let mut pass = Box::pin(reconcile_group(content(), Arc::clone(&provisioner)));
         assert!(timeout(Duration::from_secs(1), &mut pass).await.is_err(), "the status is written without an answer");
         assert!(disk.record(&id("group-taken-pvc-2")).is_some());
         assert!(fixture::has_turns(&provisioner, sources.each_ref()));

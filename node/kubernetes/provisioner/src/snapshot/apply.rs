@@ -152,10 +152,7 @@ impl Provisioner {
         // Earlier releases wrote the handle before a snapshot was ready, and could undo the snapshot then.
         let found = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
         let is_new = !is_shown || found.is_none();
-        let is_taken = |record: &Record| {
-            record.state.is_reported() && !record.mode.is_thin() && record.claim.uid == want.claim.uid
-        };
-        let record = if let Some(record) = found.filter(is_taken) {
+        let record = if let Some(record) = found.filter(|record| record.is_taken_for(&want.claim.uid)) {
             record
         } else {
             if !want.class.is_empty() {

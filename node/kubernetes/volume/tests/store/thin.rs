@@ -158,6 +158,15 @@ fn a_tenant_of_files_at_its_limit_gets_enospc_until_its_thin_snapshot_is_removed
     assert_eq!(node.limits(from.project), limits);
 }
 
+fn group_of(sources: [&VolumeId; 2]) -> GroupRequest {
+    let member = |source: &VolumeId| {
+        let claim = Claim { uid: "group-1".into(), namespace: "default".into(), name: "both".into() };
+        let request = SnapshotRequest { sharing: Sharing::Permanent, ..snapshot_request(claim, source.clone()) };
+        (id(&format!("group-1-{source}")), request)
+    };
+    GroupRequest { id: id("group-1"), members: sources.map(member).into(), max_pause: DEFAULT_PAUSE }
+}
+
 #[test]
 fn a_group_of_thin_snapshots_is_ready_after_one_call() {
     let node = Node::new();
@@ -166,13 +175,7 @@ fn a_group_of_thin_snapshots_is_ready_after_one_call() {
     let (source, from) = node.made(&disk("pvc-disk", Allocation::Thick));
     write(&node, &source, 1);
     let before = reserved(&node);
-    let member = |source: &VolumeId| {
-        let claim = Claim { uid: "group-1".into(), namespace: "default".into(), name: "both".into() };
-        let request = SnapshotRequest { sharing: Sharing::Permanent, ..snapshot_request(claim, source.clone()) };
-        (id(&format!("group-1-{source}")), request)
-    };
-    let members = [&files, &source].map(member).into();
-    let want = GroupRequest { id: id("group-1"), members, max_pause: DEFAULT_PAUSE };
+    let want = group_of([&files, &source]);
     let Taken { snapshots, copying } = node.store.take_group(&want).unwrap();
     assert_eq!((copying, reserved(&node)), (None, before));
     assert!(snapshots.values().all(|record| record.state == State::Announced && record.mode.is_thin()));
@@ -181,6 +184,25 @@ fn a_group_of_thin_snapshots_is_ready_after_one_call() {
     want.members.keys().for_each(|id| removed(&node, id.as_str()));
     let alone = from.mode.reserved(SIZE).saturating_sub(Bytes::new(2 * 512));
     assert_eq!(node.limits(from.project).bytes, Some(alone));
+}
+
+/// Regression: the error was lost after the first announcement, and no call repeated the others.
+#[test]
+fn a_thin_group_returns_the_error_of_each_announcement() {
+    let node = Node::new();
+    without_pods(&node.store);
+    let sources = ["pvc-1", "pvc-2"].map(|name| node.made(&disk(name, Allocation::Thin)).0);
+    let want = group_of(sources.each_ref());
+    let last = want.members.keys().next_back().expect("a member");
+    let obstacle = node.path("records", last);
+    fs::create_dir(&obstacle).unwrap();
+    for _ in 0..2 {
+        let failed = node.store.take_group(&want).unwrap_err();
+        assert!(matches!(&failed, Error::Act { id, .. } if id == last), "{failed:?}");
+    }
+    fs::remove_dir(&obstacle).unwrap();
+    let Taken { snapshots, copying } = node.store.take_group(&want).unwrap();
+    assert!(copying.is_none() && snapshots.values().all(|record| record.state == State::Announced), "{snapshots:?}");
 }
 
 /// The disk has other data, as on other clusters: the ledger has nothing for the snapshot.
