@@ -163,6 +163,19 @@ mod tests {
         assert_eq!(disk.live(), ["snapshot-first", "snapshot-later"].map(id));
     }
 
+    /// Regression: the content was deleted with policy Retain after the disk was read, and the sweep removed the data.
+    #[tokio::test]
+    async fn a_snapshot_that_was_completed_meanwhile_stays() {
+        let client = fixture::client(|request| Some(fixture::page(&[], request)));
+        let (disk, snapshot) = (Arc::new(FakeVolumes::with_size(Bytes::GIB)), id("snapshot-u"));
+        disk.put(&snapshot, record(State::Complete));
+        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+        let read = [(snapshot.clone(), record(State::Staged))].into();
+        let (none, mut failed) = (BTreeSet::new(), Failed::new());
+        provisioner.sweep_snapshots(&read, &none, &none, &mut failed).await;
+        assert!(failed.is_empty() && disk.record(&snapshot).is_some(), "{failed:?}");
+    }
+
     #[test]
     fn only_unfinished_snapshots_without_a_content_are_removed() {
         let snapshots = [

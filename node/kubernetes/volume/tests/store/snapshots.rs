@@ -161,6 +161,11 @@ fn a_complete_snapshot_is_copied_without_its_request_and_waits_for_space() {
     drop(image);
     let node = node.restarted();
     assert_eq!(node.store.complete_snapshots(), [(snapshot.clone(), begun.snapshots.clone())].into());
+    // A removal has begun. Regression: the data counted as lost.
+    let [staging, trash] = ["staging", "trash"].map(|place| node.path(place, &snapshot));
+    fs::rename(&staging, &trash).unwrap();
+    assert_eq!(node.store.copy_snapshot(&snapshot).unwrap(), None);
+    fs::rename(&trash, &staging).unwrap();
     let hog = node.hog(Bytes::new(4 << 20));
     let full = loop {
         if let Err(error) = node.store.copy_snapshot(&snapshot) {
@@ -207,6 +212,9 @@ fn a_thin_source_can_be_filled_after_an_unfinished_snapshot_was_removed() {
         if is_busy {
             let removed = node.store.remove_snapshot(&snapshot);
             assert!(matches!(removed, Err(Error::Act { source: ActError::Busy { .. }, .. })), "{removed:?}");
+            // Only the record is left. Regression: the data counted as lost, and the snapshot as an orphan.
+            assert_eq!(node.store.copy_snapshot(&snapshot).unwrap(), None);
+            assert_eq!(node.store.retired().unwrap(), [snapshot.clone()]);
             let raised = alone.bytes.map(|bytes| bytes.saturating_add(LARGE));
             assert_eq!(node.limits(from.project).bytes, raised);
             fill(WRITTEN >> 20);
