@@ -171,6 +171,7 @@ impl QueuedEvent {
         self.regarding == other.regarding
             && self.event.reason == other.event.reason
             && self.event.action == other.event.action
+            && self.event.secondary == other.event.secondary
     }
 }
 
@@ -378,5 +379,27 @@ mod tests {
         let of_seven: Vec<_> = all.iter().filter(|(name, _)| name == "7").map(|(_, note)| note.as_str()).collect();
         assert_eq!(of_seven, ["1"]);
         assert_eq!(all[CAPACITY - 1].0, "new");
+    }
+
+    /// Regression: the queue dropped an event about another volume. All of these events are on the Node.
+    #[test]
+    fn a_full_queue_drops_no_event_about_another_volume() {
+        let queue = EventQueue::new(Metrics::default());
+        let about = |volume: &str, note: usize| {
+            let mut event = event("node", note);
+            event.event.secondary =
+                Some(ObjectReference { name: Some(volume.to_owned()), ..ObjectReference::default() });
+            event
+        };
+        for number in 0..CAPACITY {
+            queue.add(about(&number.to_string(), 0));
+        }
+        queue.add(about("7", 1));
+        queue.add(about("new", 2));
+        let volumes: Vec<_> = std::iter::from_fn(|| queue.next())
+            .map(|queued| (queued.event.secondary.and_then(|volume| volume.name), queued.event.note))
+            .collect();
+        let has = |volume: &str, note: &str| volumes.contains(&(Some(volume.to_owned()), Some(note.to_owned())));
+        assert!(has("7", "1") && !has("7", "0") && has("new", "2") && has("1", "0") && !has("0", "0"));
     }
 }
