@@ -355,7 +355,7 @@ impl Provisioner {
             let requests = match self.requests(namespace).await {
                 Ok(requests) => requests,
                 Err(error) => {
-                    failed.extend(rollbacks.first().map(|(kept, _)| ((*kept).clone(), Error::Api(error))));
+                    failed.push((None, Error::Api(error)));
                     continue;
                 }
             };
@@ -365,7 +365,7 @@ impl Provisioner {
                     continue;
                 }
                 if let Err(error) = self.sweep_rollback(kept, record).await {
-                    failed.push((kept.clone(), error));
+                    failed.push((Some(kept.clone()), error));
                 }
             }
         }

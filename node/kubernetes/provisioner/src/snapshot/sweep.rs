@@ -41,11 +41,13 @@ impl Provisioner {
         reported: &BTreeSet<VolumeId>,
         failed: &mut Failed,
     ) -> BTreeSet<VolumeId> {
-        let Some(first) = snapshots.keys().next() else { return BTreeSet::new() };
+        if snapshots.is_empty() {
+            return BTreeSet::new();
+        }
         let found = match self.find_unused(snapshots, retired).await {
             Ok(found) => found,
             Err(error) => {
-                failed.push((first.clone(), error));
+                failed.push((None, error));
                 return reported.iter().filter(|id| snapshots.contains_key(*id)).cloned().collect();
             }
         };
@@ -63,8 +65,8 @@ impl Provisioner {
                     info!(snapshot = %id, "unfinished snapshot without a content removed");
                 }
                 Ok((Ok(Ensured::Unchanged(())), _guard)) => {}
-                Ok((Err(error), _guard)) => failed.push((id.clone(), Error::Store(error))),
-                Err(error) => failed.push((id.clone(), error.into())),
+                Ok((Err(error), _guard)) => failed.push((Some(id.clone()), Error::Store(error))),
+                Err(error) => failed.push((Some(id.clone()), error.into())),
             }
         }
         found.orphans

@@ -14,8 +14,9 @@ use crate::error::{Error, api};
 use crate::listing::ListedPv;
 use crate::pv::object;
 
-/// Errors, each with a volume that could not be compared. An error does not end the comparison of the other volumes.
-pub(crate) type Failed = Vec<(VolumeId, Error)>;
+/// Errors, each with the volume that could not be compared; `None` for a list that several volumes need. An error does
+/// not end the comparison of the other volumes.
+pub(crate) type Failed = Vec<(Option<VolumeId>, Error)>;
 
 /// A comparison of disk and cluster, or a look at the volumes that the last comparison left out.
 #[derive(Debug, Default)]
@@ -77,13 +78,19 @@ impl Round {
 
     /// Whether the API server or the disk failed for a volume at which no look follows.
     pub(super) fn is_incomplete(&self) -> bool {
-        self.failed.iter().any(|(id, error)| !error.is_about_object() && !self.found.left_out.has(id))
+        let has_no_look = |id: &VolumeId| !self.found.left_out.has(id);
+        self.failed.iter().any(|(id, error)| !error.is_about_object() && id.as_ref().is_none_or(has_no_look))
     }
 
     /// Logs the errors, and returns the findings.
     pub(super) fn logged(self) -> Findings {
         for (id, error) in self.failed {
-            warn!(volume = %id, error = causes::of(&error), "comparison of the volume failed, will retry");
+            match id {
+                Some(id) => {
+                    warn!(volume = %id, error = causes::of(&error), "comparison of the volume failed, will retry");
+                }
+                None => warn!(error = causes::of(&error), "comparison of several volumes failed, will retry"),
+            }
         }
         self.found
     }
@@ -154,7 +161,7 @@ impl Round {
             }
             Err(error) => {
                 provisioner.attempts.failed(key);
-                self.failed.push((id.clone(), error));
+                self.failed.push((Some(id.clone()), error));
                 Compared::Failed
             }
         }

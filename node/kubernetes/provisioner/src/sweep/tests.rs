@@ -39,8 +39,8 @@ fn snapshot(state: State) -> Record {
 }
 
 /// Volumes of the errors.
-fn volumes(failed: &[(VolumeId, Error)]) -> Vec<&VolumeId> {
-    failed.iter().map(|(id, _)| id).collect()
+fn volumes(failed: &[(Option<VolumeId>, Error)]) -> Vec<Option<&VolumeId>> {
+    failed.iter().map(|(id, _)| id.as_ref()).collect()
 }
 
 fn api_server(pvs: &[PersistentVolume], lists: Arc<AtomicU32>) -> Client {
@@ -166,7 +166,7 @@ async fn an_error_about_one_volume_does_not_end_the_comparison() {
     let client = api_server(&["pvc-lost-denied", "pvc-lost-too"].map(pv), Arc::default());
     let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let Round { found, failed } = provisioner.sweep(&Findings::default()).await.expect("a comparison");
-    assert_eq!(volumes(&failed), [&denied, &lost_denied]);
+    assert_eq!(volumes(&failed), [Some(&denied), Some(&lost_denied)]);
     assert_eq!((disk.record(&staged), found.lost), (None, [lost].into()));
     assert_eq!(found.left_out.staged, [denied].into());
     assert_eq!(found.left_out.missing.into_keys().collect::<Vec<_>>(), [lost_denied]);
@@ -186,7 +186,7 @@ async fn an_error_about_one_volume_delays_no_other() {
     let left_out = LeftOut { staged: [denied.clone(), staged.clone()].into(), missing: [(lost.clone(), pvs)].into() };
     let reported = Findings { left_out, ..Findings::default() };
     let Round { found, failed } = provisioner.look_again(reported).await;
-    assert_eq!(volumes(&failed), [&denied]);
+    assert_eq!(volumes(&failed), [Some(&denied)]);
     assert_eq!((disk.record(&staged), found.lost), (None, [lost].into()));
     assert_eq!(found.left_out.staged, [denied].into());
     assert!(found.left_out.missing.is_empty());
@@ -231,7 +231,7 @@ async fn an_error_about_one_rollback_does_not_end_the_comparison() {
     let client = api_server(&["pvc-1", "pvc-lost"].map(pv), Arc::default());
     let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let round = provisioner.sweep(&Findings::default()).await.expect("a comparison");
-    assert_eq!(volumes(&round.failed), [&denied, &stuck]);
+    assert_eq!(volumes(&round.failed), [None, Some(&stuck)], "the list of a namespace is denied");
     assert!(round.is_incomplete(), "no look follows");
     assert_eq!((disk.record(&removed), round.found.lost), (None, [id("pvc-lost")].into()));
 }
@@ -247,7 +247,7 @@ async fn an_error_about_snapshots_does_not_end_the_comparison() {
     let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let reported = Findings { snapshots: [orphan.clone()].into(), ..Findings::default() };
     let round = provisioner.sweep(&reported).await.expect("a comparison");
-    assert_eq!(volumes(&round.failed), [&orphan]);
+    assert_eq!(volumes(&round.failed), [None]);
     assert!(disk.record(&unfinished).is_some() && round.is_incomplete());
     assert_eq!((round.found.snapshots, round.found.lost), ([orphan].into(), [id("pvc-lost")].into()));
 }
@@ -263,7 +263,7 @@ async fn a_snapshot_that_cannot_be_removed_delays_no_other() {
     let client = api_server(&[], Arc::default());
     let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let round = provisioner.sweep(&Findings::default()).await.expect("a comparison");
-    assert_eq!(volumes(&round.failed), [&stuck]);
+    assert_eq!(volumes(&round.failed), [Some(&stuck)]);
     assert_eq!(disk.record(&removed), None);
     assert!(round.has_progress() && !round.is_incomplete(), "only the snapshot causes the error");
 }
