@@ -532,6 +532,11 @@ impl Volumes for FakeVolumes {
         self.calls.observe(Operation::RemoveSnapshot, || self.disk().remove_snapshot(id))
     }
 
+    fn undo_snapshots(&self, ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error> {
+        self.wait_while_held();
+        self.calls.observe(Operation::RemoveSnapshot, || self.disk().undo_snapshots(ids))
+    }
+
     fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
         self.calls.observe(Operation::RollBack, || self.disk().roll_back(id, want))
     }

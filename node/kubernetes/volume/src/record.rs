@@ -248,8 +248,8 @@ pub enum State {
     /// VolumeSnapshotContent is gone.
     Staged,
     /// The snapshot has its whole content, durably, and shares blocks with its source until they are copied. It may be
-    /// reported as ready: only the deletion of its VolumeSnapshotContent removes it. Volumes, thin snapshots and
-    /// snapshots of rollbacks never have this state.
+    /// reported as ready: only the deletion of its VolumeSnapshotContent removes it. Members of a group may be reported
+    /// when all have this state. Volumes, thin snapshots and snapshots of rollbacks never have this state.
     Complete,
     /// The PV exists, or existed: only the deletion of the PV removes the volume. A snapshot is ready and shares no
     /// block, unless it is thin: only the deletion of its VolumeSnapshotContent removes it.
@@ -257,7 +257,8 @@ pub enum State {
 }
 
 impl State {
-    /// Whether the volume or snapshot may have been reported to the API server. The store never undoes such a one.
+    /// Whether the volume or snapshot may have been reported to the API server. The store undoes such a one only with a
+    /// staged member of its group ([`Volumes::undo_snapshots`](crate::Volumes::undo_snapshots)).
     pub const fn is_reported(self) -> bool {
         matches!(self, Self::Complete | Self::Announced)
     }

@@ -5,6 +5,7 @@
 //! only a deletion ends it. A snapshot becomes live and announced when it shares no block. A thin snapshot shares its
 //! blocks for as long as it exists, and is live and announced at once.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dir::Ensured;
@@ -18,7 +19,7 @@ use crate::passes::{Copying, Taken};
 use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record, Sharing, State};
 use crate::store::{Store, refused};
-use crate::{Request, VolumeId};
+use crate::{Request, VolumeGuard, VolumeId};
 
 /// Size that no image exceeds.
 pub(crate) const ANY: Bytes = Bytes::new(u64::MAX);
@@ -123,6 +124,26 @@ impl Store {
         self.retire(id)?;
         // Only a process that opened the content of a volume before a rollback can have it open.
         in_passes(|| self.discard(id))
+    }
+
+    /// Locks the snapshots in the order of their IDs, as for a group.
+    pub(crate) fn undo_snapshots(&self, ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error> {
+        let _guards: Vec<VolumeGuard> = ids.iter().map(|id| self.locks.blocking_lock(id)).collect();
+        let mut found = Vec::new();
+        for id in ids {
+            if let (Some(Known { record, .. }), seen) = self.look(id)? {
+                let is_ending = seen.trash.is_present() || !seen.is_anywhere();
+                found.push((record.state == State::Staged, is_ending, id));
+            }
+        }
+        let is_incomplete = found.iter().any(|(is_staged, ..)| *is_staged);
+        found.retain(|(_, is_ending, _)| is_incomplete || *is_ending);
+        // If this call ends in between, the staged ones show the next one that the group is not complete.
+        found.sort_by_key(|(is_staged, ..)| *is_staged);
+        for (.., id) in &found {
+            self.remove_snapshot(id)?;
+        }
+        Ok(if found.is_empty() { Ensured::Unchanged(()) } else { Ensured::Created(()) })
     }
 
     pub(crate) fn is_snapshot(&self, id: &VolumeId) -> bool {

@@ -1,6 +1,6 @@
 //! The operations on a node's volumes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dir::Ensured;
 use fsquota::FsError;
@@ -125,6 +125,14 @@ pub trait Volumes: Send + Sync + 'static {
     /// snapshot is thin, and a volume is being created from it. [`Error::Act`] with
     /// [`ActError::Busy`](crate::ActError::Busy): the next call continues. Also the errors of [`Volumes::discard`].
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
+    /// Removes snapshots that were never reported: one, or members of a group, which is reported as a whole. A complete
+    /// snapshot is removed only if another one of these is staged, or if its removal has begun. `Unchanged` if none is
+    /// removed. Idempotent: after an error or a kill, the next call continues.
+    ///
+    /// # Errors
+    /// Those of [`Volumes::remove_snapshot`]. A staged snapshot stays until all complete ones are removed.
+    fn undo_snapshots(&self, ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error>;
 
     /// Gives a volume the content of a snapshot, or continues what an earlier call began. The former content of the
     /// volume becomes the snapshot `id`. When the method returns, both are durable. `Unchanged` if an earlier call did
@@ -273,6 +281,10 @@ impl Volumes for Store {
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         self.locked(Operation::RemoveSnapshot, id, || self.remove_snapshot(id))
+    }
+
+    fn undo_snapshots(&self, ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error> {
+        self.calls.observe(Operation::RemoveSnapshot, || self.undo_snapshots(ids))
     }
 
     fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {

@@ -1,6 +1,6 @@
 //! Snapshots, groups and rollbacks of [`FakeVolumes`](super::FakeVolumes).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use dir::Ensured;
@@ -136,6 +136,18 @@ impl Disk {
         }
         self.retire(id);
         self.discard(id)
+    }
+
+    pub(super) fn undo_snapshots(&mut self, ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error> {
+        let mut found: Vec<_> =
+            ids.iter().filter_map(|id| Some((self.records.get(id)?.state == State::Staged, id))).collect();
+        let is_incomplete = found.iter().any(|(is_staged, _)| *is_staged);
+        found.retain(|(_, id)| is_incomplete || self.trash.contains(*id));
+        found.sort_by_key(|(is_staged, _)| *is_staged);
+        for (_, id) in &found {
+            self.remove_snapshot(id)?;
+        }
+        Ok(if found.is_empty() { Ensured::Unchanged(()) } else { Ensured::Created(()) })
     }
 
     pub(super) fn roll_back(&mut self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {

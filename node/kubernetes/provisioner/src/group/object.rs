@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
-use volume::{DRIVER_NAME, VolumeId};
+use volume::{DRIVER_NAME, Record, VolumeId};
 
 use crate::snapshot::object::{SnapshotError, resource};
 
@@ -106,6 +106,13 @@ resource!(GroupContent: CONTENT, CONTENTS, GROUP, GroupVersion, |version| versio
 /// The ID of the snapshot of a volume in a group.
 pub(crate) fn member(group: &str, volume: &str) -> Option<VolumeId> {
     format!("{group}-{volume}").parse().ok()
+}
+
+/// The group of which the snapshot is a member. Its record has the UID of the group's content.
+pub(crate) fn group_of(id: &VolumeId, record: &Record) -> Option<VolumeId> {
+    let group = format!("{HANDLE_PREFIX}{}", record.claim.uid);
+    let is_member = id.as_str().strip_prefix(group.as_str()).is_some_and(|rest| rest.starts_with('-'));
+    group.parse().ok().filter(|_| is_member)
 }
 
 impl GroupContent {

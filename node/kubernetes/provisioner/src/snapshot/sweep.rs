@@ -7,6 +7,7 @@
 //! | staged | content | none: the pass of the content continues |
 //! | staged, or in the trash | no content | removed |
 //! | complete or announced | no content | an orphan: reported, kept; its blocks are copied nevertheless |
+//! | members of a group, one of them staged | no content | all removed: a group is ready as a whole |
 //!
 //! The sweep ignores snapshots of CSI's Controller service: their client decides about them.
 
@@ -19,7 +20,7 @@ use volume::{Owner, Record, State, VolumeId, Volumes};
 
 use crate::context::Provisioner;
 use crate::error::{Error, api};
-use crate::group::object::GroupContent;
+use crate::group::object::{GroupContent, group_of};
 use crate::listing::list_all;
 use crate::snapshot::object::Content;
 use crate::sweep::round::Failed;
@@ -29,6 +30,18 @@ use crate::sweep::round::Failed;
 struct Findings {
     removable: BTreeSet<VolumeId>,
     orphans: BTreeSet<VolumeId>,
+}
+
+impl Findings {
+    /// Snapshots that are removed together: members of a group, by the ID of the group, or a single one, by its ID.
+    fn removals(&self, snapshots: &BTreeMap<VolumeId, Record>) -> BTreeMap<VolumeId, BTreeSet<VolumeId>> {
+        let mut removals = BTreeMap::<_, BTreeSet<_>>::new();
+        for id in &self.removable {
+            let group = snapshots.get(id).and_then(|record| group_of(id, record));
+            removals.entry(group.unwrap_or_else(|| id.clone())).or_default().insert(id.clone());
+        }
+        removals
+    }
 }
 
 impl Provisioner {
@@ -51,22 +64,18 @@ impl Provisioner {
                 return reported.iter().filter(|id| snapshots.contains_key(*id)).cloned().collect();
             }
         };
-        for id in &found.removable {
-            let Some(guard) = self.locks.try_lock(id) else { continue };
-            let was_retired = retired.contains(id);
-            let remove = move |store: &dyn Volumes, id: &VolumeId| {
-                // Since its record was read, the snapshot may be complete, and its content deleted with `Retain`.
-                let is_staged = || matches!(store.record(id), Ok(Some(record)) if record.state == State::Staged);
-                let removed = was_retired || is_staged();
-                (if removed { store.remove_snapshot(id) } else { Ok(Ensured::Unchanged(())) }, guard)
-            };
-            match self.on_volume(id, remove).await {
-                Ok((Ok(Ensured::Created(())), _guard)) => {
+        for (id, members) in found.removals(snapshots) {
+            let Some(guards) = self.try_lock_all(&members) else { continue };
+            // Since the records were read, a snapshot may be complete, and its content deleted with `Retain`: the store
+            // decides by the present records.
+            let undo = move |store: &dyn Volumes| (store.undo_snapshots(&members), guards);
+            match self.on_disk(undo).await {
+                Ok((Ok(Ensured::Created(())), _guards)) => {
                     info!(snapshot = %id, "unfinished snapshot without a content removed");
                 }
-                Ok((Ok(Ensured::Unchanged(())), _guard)) => {}
-                Ok((Err(error), _guard)) => failed.push((Some(id.clone()), Error::Store(error))),
-                Err(error) => failed.push((Some(id.clone()), error.into())),
+                Ok((Ok(Ensured::Unchanged(())), _guards)) => {}
+                Ok((Err(error), _guards)) => failed.push((Some(id), Error::Store(error))),
+                Err(error) => failed.push((Some(id), error.into())),
             }
         }
         found.orphans
@@ -102,12 +111,19 @@ fn findings(
     let here = contents.iter().filter(|content| content.is_of_driver() && is_served(content.node()));
     let known: BTreeSet<VolumeId> =
         here.filter_map(Content::id).chain(groups_here.flat_map(GroupContent::members)).collect();
-    let is_plausible =
-        !contents.is_empty() || !groups.is_empty() || snapshots.values().all(|record| record.state == State::Staged);
-    let mut found = Findings::default();
     let is_managed = |record: &Record| !matches!(record.owner, Owner::Controller { .. });
-    for (id, record) in snapshots.iter().filter(|(id, record)| is_managed(record) && !known.contains(id)) {
-        let is_removed = record.state == State::Staged || retired.contains(id);
+    let unused: Vec<_> = snapshots.iter().filter(|(id, record)| is_managed(record) && !known.contains(id)).collect();
+    let staged = unused.iter().filter(|(_, record)| record.state == State::Staged);
+    // Groups that are not complete, so that no member was reported.
+    let begun: BTreeSet<VolumeId> = staged.filter_map(|(id, record)| group_of(id, record)).collect();
+    let is_unfinished = |id: &VolumeId, record: &Record| {
+        record.state == State::Staged || group_of(id, record).is_some_and(|group| begun.contains(&group))
+    };
+    let is_plausible =
+        !contents.is_empty() || !groups.is_empty() || snapshots.iter().all(|(id, record)| is_unfinished(id, record));
+    let mut found = Findings::default();
+    for (id, record) in unused {
+        let is_removed = is_unfinished(id, record) || retired.contains(id);
         match (is_removed, is_plausible) {
             (true, true) => drop(found.removable.insert(id.clone())),
             (true, false) => {}
@@ -176,6 +192,53 @@ mod tests {
         let (none, mut failed) = (BTreeSet::new(), Failed::new());
         provisioner.sweep_snapshots(&read, &none, &none, &mut failed).await;
         assert!(failed.is_empty() && disk.record(&snapshot).is_some(), "{failed:?}");
+    }
+
+    /// Regression: a kill between the marks of a group left complete members and staged ones. The complete ones became
+    /// orphans, and the others were removed.
+    #[tokio::test]
+    async fn a_group_that_is_not_complete_is_removed_as_a_whole() {
+        let client = fixture::client(|request| Some(fixture::page(&[], request)));
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let [complete, staged] = ["group-u-pvc-1", "group-u-pvc-2"].map(id);
+        let members = [(&complete, State::Complete), (&staged, State::Staged)];
+        let members: BTreeMap<_, _> = members.map(|(id, state)| (id.clone(), record(state))).into();
+        for (id, record) in &members {
+            disk.put(id, record.clone());
+        }
+        disk.set_stuck(&complete, true);
+        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+        let sweep = async || {
+            let (none, mut failed) = (BTreeSet::new(), Failed::new());
+            let orphans = provisioner.sweep_snapshots(&members, &none, &none, &mut failed).await;
+            assert!(orphans.is_empty(), "{orphans:?}");
+            failed.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
+        };
+        assert_eq!(sweep().await, [Some(id("group-u"))]);
+        assert!(disk.record(&staged).is_some(), "it shows that the group is not complete");
+        disk.set_stuck(&complete, false);
+        assert_eq!(sweep().await, []);
+        assert_eq!([&complete, &staged].map(|id| disk.record(id)), [None, None]);
+    }
+
+    #[test]
+    fn members_of_a_group_are_orphans_if_all_are_complete() {
+        let members = |states: [State; 2]| -> BTreeMap<VolumeId, Record> {
+            let [first, second] = states.map(record);
+            [(id("group-u-pvc-1"), first), (id("group-u-pvc-2"), second)].into()
+        };
+        let found = |states: [State; 2]| {
+            let other = content("other", "local.granary.dev");
+            findings(&members(states), &BTreeSet::new(), &[other], &[], NODE)
+        };
+        let whole = || members([State::Staged; 2]).into_keys().collect::<BTreeSet<_>>();
+        for orphans in [[State::Complete; 2], [State::Announced, State::Complete]] {
+            assert_eq!(found(orphans), Findings { removable: BTreeSet::new(), orphans: whole() });
+        }
+        // A thin member may be announced while another one is staged.
+        for removable in [[State::Staged; 2], [State::Complete, State::Staged], [State::Staged, State::Announced]] {
+            assert_eq!(found(removable), Findings { removable: whole(), orphans: BTreeSet::new() });
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The store on a disk and the fake of the envtests return the same results for the same calls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,7 @@ enum Call {
     LiveVolume,
     TakeSnapshot(&'static str),
     RemoveSnapshot,
+    UndoSnapshots,
     /// Rollback of this volume to this snapshot.
     RollBack(&'static str, &'static str),
     EndRollback,
@@ -96,6 +97,7 @@ impl Call {
                 }
             }
             Self::RemoveSnapshot => format!("{:?}", volumes.remove_snapshot(id)),
+            Self::UndoSnapshots => format!("{:?}", volumes.undo_snapshots(&BTreeSet::from([id.clone()]))),
             Self::RollBack(volume, source) => {
                 let Request { claim, .. } = request(THICK, SIZE);
                 let [volume, source] = [volume, source].map(|id| id.parse().expect("an identifier"));
@@ -175,7 +177,10 @@ fn states(mode: Mode) -> [(&'static str, Vec<Call>); 6] {
 }
 
 fn calls(mode: Mode) -> Vec<Call> {
-    use Call::{Announce, Discard, Expand, LiveVolume, Provision, RemoveSnapshot, Restore, Retire, TakeSnapshot, Undo};
+    use Call::{
+        Announce, Discard, Expand, LiveVolume, Provision, RemoveSnapshot, Restore, Retire, TakeSnapshot, Undo,
+        UndoSnapshots,
+    };
     let other = if mode.is_block() { FILES } else { THICK };
     let clone = |source: &str| Request { source: Some(source.parse().unwrap()), ..request(mode, SIZE) };
     let clones = ["pvc-source", "pvc-large", "pvc-files", "pvc-none"].map(|source| Provision(clone(source)));
@@ -201,6 +206,7 @@ fn calls(mode: Mode) -> Vec<Call> {
         TakeSnapshot("pvc-files"),
         TakeSnapshot("pvc-none"),
         RemoveSnapshot,
+        UndoSnapshots,
     ];
     calls.into_iter().chain(clones).collect()
 }

@@ -1,14 +1,19 @@
 //! A process is killed while it takes the snapshots of a group.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
+use dir::Ensured;
+use ktest_support::process::Call;
+use nix::libc::{SYS_renameat, SYS_renameat2};
 use units::Bytes;
 use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, State, Store, VolumeId, Volumes as _};
 
 use crate::cloned::{is_settled, write};
-use crate::killed::{Steps, THIN, deleted, killed_at, made};
+use crate::killed::{Steps, THIN, deleted, killed_at, killed_at_calls, made};
 use crate::node::pods::Pods;
 use crate::node::{file, id, only_byte, sized, snapshot_request};
 use crate::trees::FILES;
@@ -85,4 +90,31 @@ fn a_killed_group_is_taken_at_one_instant_by_the_next() {
 #[test]
 fn a_killed_group_is_removed_if_its_content_is_gone() {
     killed_at(STEPS, &[THIN], with_sources, taken, removed);
+}
+
+/// Records are replaced by renames.
+fn renames(call: &Call<'_>) -> bool {
+    [SYS_renameat, SYS_renameat2].contains(&call.number())
+}
+
+/// Regression: a kill between two marks left complete members, which became orphans, and staged ones, which the sweep
+/// removed.
+#[test]
+fn a_killed_group_is_complete_or_undone_as_a_whole() {
+    let between_marks = Cell::new(0);
+    killed_at_calls(renames, Steps { first: 0, stride: 1 }, &[THIN], with_sources, taken, |store, request| {
+        let ids: BTreeSet<VolumeId> = group_of(request).members.into_keys().collect();
+        let states = || ids.iter().map(|id| store.record(id).unwrap().map(|record| record.state)).collect::<Vec<_>>();
+        let before = states();
+        let undone = store.undo_snapshots(&ids).unwrap();
+        if before.iter().all(|state| state.is_some_and(State::is_reported)) {
+            assert_eq!((undone, states()), (Ensured::Unchanged(()), before));
+        } else {
+            let has_mark = before.contains(&Some(State::Complete));
+            between_marks.set(between_marks.get() + usize::from(has_mark));
+            assert_eq!(states(), [None, None], "{before:?}");
+        }
+        removed(store, request);
+    });
+    assert!(between_marks.get() > 0, "no kill was between the marks");
 }

@@ -65,6 +65,18 @@ pub struct Steps {
 
 /// [`killed_everywhere`] at a part of the steps.
 pub fn killed_at(
+    steps: Steps,
+    modes: &[Mode],
+    before: impl Fn(&Store, &Request),
+    work: impl Fn(&Store, &Request),
+    after: impl Fn(&Store, &Request),
+) {
+    killed_at_calls(may_change_files, steps, modes, before, work, after);
+}
+
+/// [`killed_at`], where only these calls are steps.
+pub fn killed_at_calls(
+    counted: fn(&Call<'_>) -> bool,
     Steps { first, stride }: Steps,
     modes: &[Mode],
     before: impl Fn(&Store, &Request),
@@ -80,7 +92,7 @@ pub fn killed_at(
             let store = open(disk.path());
             before(&store, &request);
             // The store's files are open in both processes. This process does not use them meanwhile.
-            let reached = killed_before(step, may_change_files, || work(&store, &request));
+            let reached = killed_before(step, counted, || work(&store, &request));
             drop(store);
             let store = open(disk.path());
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");

@@ -1,6 +1,6 @@
 //! A disk whose changes are boundaries.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dir::Ensured;
@@ -67,6 +67,7 @@ impl<V: Volumes> Volumes for Fused<V> {
             => "take a group of snapshots";
         copy_snapshot(id: &VolumeId) -> Result<Option<Copying>, Error> => "copy a snapshot";
         remove_snapshot(id: &VolumeId) -> Result<Ensured<()>, Error> => "remove a snapshot";
+        undo_snapshots(ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error> => "undo snapshots";
     }
 
     reads! {
