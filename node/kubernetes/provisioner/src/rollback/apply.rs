@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId};
 
 use crate::claim::plan::full_name;
-use crate::context::{Outcome, Provisioner, take_after};
+use crate::context::{NEXT_PASS, Outcome, Provisioner, take_after};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
 use crate::metrics::Object;
@@ -143,11 +143,13 @@ impl Provisioner {
                 debug!(volume = %id, %error, "content of the snapshot partly copied");
                 return Ok(self.copies.outcome(&kept, error.copying()));
             }
-            // The next pass begins again, or continues the removal.
             Err(volume::Error::Rollback { source: RollbackError::Grown, .. }) => {
                 debug!(volume = %id, "removing the copy for another size of the volume");
-                self.remove_copy(&kept).await?;
-                return Ok(Outcome::Occupied);
+                return Ok(match self.remove_copy(&kept).await? {
+                    // The next pass begins again.
+                    Outcome::Complete => Outcome::Copying(NEXT_PASS),
+                    waits => waits,
+                });
             }
             Err(error) => return Err(Error::of_claim(error)),
         };
@@ -442,5 +444,69 @@ async fn create(
             Err(Error::KeptDenied { has, what, message: status.message.clone() })
         }
         Err(error) => Err(api(what)(error).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+    use std::sync::Arc;
+    use std::time::SystemTime;
+
+    use cluster::snapshot::MANAGED_BY;
+    use envtest::FakeVolumes;
+    use fsquota::ProjectId;
+    use units::Bytes;
+    use volume::{Allocation, DRIVER_NAME, Mode, Owner, Sharing, State};
+
+    use super::*;
+    use crate::Metrics;
+    use crate::fixture::{self, NODE, id};
+
+    /// Regression: a pass whose copy was removed ended like one that waits for other passes.
+    #[tokio::test]
+    async fn a_rollback_of_an_expanded_volume_begins_again_at_once() {
+        let client = fixture::client(|request| {
+            let path = request.uri().path();
+            let object = if path.ends_with("/volumesnapshots/before") {
+                let status = json!({"boundVolumeSnapshotContentName": "content", "readyToUse": true});
+                json!({"metadata": {"name": "before", "uid": "s"}, "status": status})
+            } else if path.ends_with("/volumesnapshotcontents/content") {
+                json!({
+                    "metadata": {"name": "content", "uid": "c", "labels": {MANAGED_BY: NODE}},
+                    "spec": {
+                        "driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-1"},
+                        "volumeSnapshotRef": {"namespace": "shop", "name": "before", "uid": "s"},
+                    },
+                    "status": {"readyToUse": true},
+                })
+            } else {
+                return Some(fixture::no_kind());
+            };
+            Some((200, object.to_string()))
+        });
+        let [volume, source, kept] = ["pvc-1", "snapshot-c", "snapshot-u-7"].map(id);
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+        let (thick, taken) = (Allocation::Thick, SystemTime::UNIX_EPOCH);
+        disk.put(&volume, fixture::record(Mode::Block { allocation: thick }, State::Announced));
+        let snapshot = |state| fixture::record(Mode::Snapshot { taken, sharing: Sharing::Temporary }, state);
+        disk.put(&source, snapshot(State::Announced));
+        let project = ProjectId::new(8).expect("an ID");
+        let rollback = Rollback { volume: volume.clone(), source, project, allocation: thick };
+        let half = Bytes::new(Bytes::GIB.get() / 2);
+        disk.put(&kept, Record { owner: Owner::Rollback(rollback), size: half, ..snapshot(State::Staged) });
+        let claim = json!({"metadata": {"name": "data", "namespace": "shop", "uid": "u", "resourceVersion": "7"}});
+        let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
+        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+        let pass = async || {
+            let step = Step::RollBack { snapshot: "before".to_owned(), kept: Some(kept.clone()) };
+            provisioner.roll_back(&claim, &volume, step).await.expect("it does not fail")
+        };
+        let places: Vec<_> = iter::from_fn(|| provisioner.removal_place()).collect();
+        assert_eq!(pass().await, Outcome::Occupied);
+        assert!(disk.record(&kept).is_some(), "other removals have all places");
+        drop(places);
+        assert_eq!(pass().await, Outcome::Copying(NEXT_PASS));
+        assert_eq!(disk.record(&kept), None);
     }
 }
