@@ -9,7 +9,7 @@ use std::time::Duration;
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use dir::Ensured;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
@@ -19,6 +19,7 @@ use crate::claim::plan::full_name;
 use crate::context::{NEXT_PASS, Outcome, Provisioner, take_after};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
+use crate::listing::list_each;
 use crate::metrics::Object;
 use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 use crate::snapshot::object::{Content, Snapshot};
@@ -341,8 +342,12 @@ impl Provisioner {
     /// The requests for rollbacks in a namespace.
     async fn requests(&self, namespace: &str) -> Result<BTreeSet<(String, String)>, ApiError> {
         let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
-        let found = claims.list_metadata(&ListParams::default()).await.map_err(api("list the claims of a snapshot"))?;
-        Ok(found.iter().filter_map(|claim| Some((claim.uid()?, claim.annotations().get(ROLLBACK)?.clone()))).collect())
+        let mut requests = BTreeSet::new();
+        let add = |claim: PersistentVolumeClaim| {
+            requests.extend(claim.uid().zip(claim.annotations().get(ROLLBACK).cloned()));
+        };
+        list_each(&claims, add).await.map_err(api("list the claims of a snapshot"))?;
+        Ok(requests)
     }
 
     /// Ends rollbacks whose request is gone: a user has removed the request together with the annotation of the node,

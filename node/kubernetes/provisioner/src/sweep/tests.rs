@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
+use cluster::claim::ROLLBACK;
 use envtest::FakeVolumes;
 use fsquota::ProjectId;
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -36,6 +37,15 @@ fn pv(name: &str) -> PersistentVolume {
 /// Record of a snapshot.
 fn snapshot(state: State) -> Record {
     fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary }, state)
+}
+
+/// Record of an unfinished rollback of the volume `pvc-1`, whose claim is in this namespace.
+fn rollback(namespace: &str) -> Record {
+    let (volume, source, project) = (id("pvc-1"), id("snapshot-before"), ProjectId::new(8).expect("an ID"));
+    let owner = Owner::Rollback(Rollback { volume, source, project, allocation: Allocation::Thick });
+    let mut record = Record { owner, ..snapshot(State::Staged) };
+    record.claim.namespace = namespace.into();
+    record
 }
 
 /// Volumes of the errors.
@@ -220,12 +230,7 @@ async fn an_error_about_one_rollback_does_not_end_the_comparison() {
     let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
     disk.put(&id("pvc-1"), record(State::Announced));
     for (kept, namespace) in [(&denied, "a-denied"), (&removed, "shop"), (&stuck, "shop")] {
-        let project = ProjectId::new(8).expect("an ID");
-        let (volume, source) = (id("pvc-1"), id("snapshot-before"));
-        let owner = Owner::Rollback(Rollback { volume, source, project, allocation: Allocation::Thick });
-        let mut record = Record { owner, ..snapshot(State::Staged) };
-        record.claim.namespace = namespace.into();
-        disk.put(kept, record);
+        disk.put(kept, rollback(namespace));
     }
     disk.set_stuck(&stuck, true);
     let client = api_server(&["pvc-1", "pvc-lost"].map(pv), Arc::default());
@@ -234,6 +239,20 @@ async fn an_error_about_one_rollback_does_not_end_the_comparison() {
     assert_eq!(volumes(&round.failed), [None, Some(&stuck)], "the list of a namespace is denied");
     assert!(round.is_incomplete(), "no look follows");
     assert_eq!((disk.record(&removed), round.found.lost), (None, [id("pvc-lost")].into()));
+}
+
+#[tokio::test]
+async fn a_request_on_a_later_page_keeps_its_rollback() {
+    let (kept, disk) = (id("snapshot-kept"), Arc::new(FakeVolumes::with_size(Bytes::GIB)));
+    let claims = ["other", "u"].map(|uid| {
+        json!({"metadata": {"name": uid, "namespace": "shop", "uid": uid, "annotations": {ROLLBACK: "snapshot-kept"}}})
+    });
+    let client = fixture::client(move |request| Some(fixture::page(&claims, request)));
+    disk.put(&kept, rollback("shop"));
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let mut failed = Failed::new();
+    provisioner.sweep_rollbacks(&[(kept.clone(), rollback("shop"))].into(), &mut failed).await;
+    assert!(failed.is_empty() && disk.record(&kept).is_some(), "{failed:?}");
 }
 
 /// Regression: the volumes behind the snapshots waited until the API server listed the contents.
