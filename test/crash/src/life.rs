@@ -21,7 +21,7 @@ pub enum Life {
     Unborn,
     /// A copy that may still share blocks with its source.
     Copying(Body),
-    /// A snapshot that is ready.
+    /// A snapshot whose blocks are copied, or a thin one.
     Snapshot(Body),
     Staged(Body),
     Announced(Body),

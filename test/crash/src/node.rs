@@ -148,7 +148,7 @@ impl Node {
         }
     }
 
-    /// Finishes a copy, as the provisioner does in the next pass over its claim or content.
+    /// Finishes a copy, as the provisioner does in the next passes over its claim or its record.
     fn finish(&self, volume: Number) -> Result<(), Violation> {
         let id = id(volume);
         let records = self.store.records().map_err(called("list the records", "all volumes"))?;
@@ -318,7 +318,7 @@ fn group_request(members: [(Number, Number); 2]) -> GroupRequest {
     GroupRequest { id: id(first), members, max_pause: DEFAULT_PAUSE }
 }
 
-/// Repeats the call until both snapshots are ready.
+/// Repeats the call until the blocks of both snapshots are copied.
 pub(crate) fn finish_group(store: &Store, members: [(Number, Number); 2]) -> Result<(), Violation> {
     let [(first, _), _] = members;
     let want = group_request(members);
@@ -340,7 +340,7 @@ pub(crate) fn finish_clone(store: &Store, volume: Number, want: &Request) -> Res
     }
 }
 
-/// Repeats the call until the snapshot is ready.
+/// Repeats the call until the blocks of the snapshot are copied.
 pub(crate) fn finish_snapshot(store: &Store, volume: Number, want: &SnapshotRequest) -> Result<(), Violation> {
     loop {
         let taken = store.take_snapshot(&id(volume), want).map_err(called("finish the snapshot", volume))?;
