@@ -116,7 +116,7 @@ impl Metrics {
             )?,
             failing: IntGauge::new(
                 "granary_provisioner_failing",
-                "Claims, PVs, contents of snapshots, and deleted or incomplete volumes whose last pass failed.",
+                "Objects retried after a failed pass, and rollbacks that wait; events and the log have the reasons.",
             )?,
             orphans: IntGaugeVec::new(
                 Opts::new(
