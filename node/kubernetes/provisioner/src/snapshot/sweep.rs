@@ -9,7 +9,8 @@
 //! | complete or announced | no content | an orphan: reported, kept; its blocks are copied nevertheless |
 //! | members of a group, one of them staged | no content | all removed: a group is ready as a whole |
 //!
-//! The sweep ignores snapshots of CSI's Controller service: their client decides about them.
+//! The sweep ignores snapshots of CSI's Controller service: their client decides about them. This includes the trash:
+//! the client may take a snapshot of the same name again, and the removal would remove that one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -119,8 +120,8 @@ fn findings(
     let is_unfinished = |id: &VolumeId, record: &Record| {
         record.state == State::Staged || group_of(id, record).is_some_and(|group| begun.contains(&group))
     };
-    let is_plausible =
-        !contents.is_empty() || !groups.is_empty() || snapshots.iter().all(|(id, record)| is_unfinished(id, record));
+    let had_content = |(id, record): (&VolumeId, &Record)| is_managed(record) && !is_unfinished(id, record);
+    let is_plausible = !contents.is_empty() || !groups.is_empty() || !snapshots.iter().any(had_content);
     let mut found = Findings::default();
     for (id, record) in unused {
         let is_removed = is_unfinished(id, record) || retired.contains(id);
@@ -309,9 +310,15 @@ mod tests {
     fn an_empty_list_removes_nothing_if_a_snapshot_was_ready() {
         let begun = BTreeMap::from([(id("snapshot-begun"), record(State::Staged))]);
         assert_eq!(findings(&begun, &BTreeSet::new(), &[], &[], NODE).removable, [id("snapshot-begun")].into());
-        let mut both = begun;
-        both.insert(id("snapshot-ready"), record(State::Announced));
-        let found = findings(&both, &BTreeSet::new(), &[], &[], NODE);
+        let with = |ready: Record| {
+            let both = begun.clone().into_iter().chain([(id("snapshot-ready"), ready)]).collect();
+            findings(&both, &BTreeSet::new(), &[], &[], NODE)
+        };
+        let found = with(record(State::Announced));
         assert_eq!((found.removable, found.orphans), (BTreeSet::new(), [id("snapshot-ready")].into()));
+        // A snapshot of the Controller service never had a content.
+        let owner = Owner::Controller { source: Some(id("pvc-1")) };
+        let found = with(Record { owner, ..record(State::Announced) });
+        assert_eq!((found.removable, found.orphans), ([id("snapshot-begun")].into(), BTreeSet::new()));
     }
 }
