@@ -8,9 +8,10 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
+use tokio::task::JoinError;
 use tokio::time::Instant;
 use tracing::{Instrument as _, info, info_span, warn};
-use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, VolumeId};
+use volume::{DRIVER_NAME, FINALIZER, Owner, PROVISIONED_BY, Record, State, VolumeId};
 
 use crate::context::{Outcome, Provisioner};
 use crate::discard::queue::EndOfPv;
@@ -77,7 +78,7 @@ impl Provisioner {
     /// Records that the volume has a PV, if an earlier run did not, and restores the volume from the trash, if a failed
     /// deletion has left it there. The caller has the volume's lock, so that no deletion is between trash and PV.
     pub(crate) async fn keep(&self, id: &VolumeId) -> Result<(), Error> {
-        match self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id))).await? {
+        match self.keep_on_disk(id).await? {
             Ok(Ensured::Created(())) => {
                 info!("volume restored from the trash, its PV is kept");
                 Ok(())
@@ -86,6 +87,21 @@ impl Provisioner {
             Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => Ok(()),
             Err(error) => Err(Error::Store(error)),
         }
+    }
+
+    /// Records that the volume has a PV, and restores it from the trash. The Controller service itself announces its
+    /// volumes when they are complete: an administrator may have created the PV before, or for a former volume of the
+    /// same name.
+    pub(crate) async fn keep_on_disk(&self, id: &VolumeId) -> Result<Result<Ensured<()>, volume::Error>, JoinError> {
+        self.on_volume(id, |store, id| match store.record(id)? {
+            // A call that creates a volume with this ID may wait for the source, before it has written a record.
+            None | Some(Record { owner: Owner::Controller { .. }, state: State::Staged, .. }) => {
+                Ok(Ensured::Unchanged(()))
+            }
+            Some(Record { owner: Owner::Controller { .. }, .. }) => store.restore(id),
+            Some(_) => store.announce(id).and_then(|_| store.restore(id)),
+        })
+        .await
     }
 
     /// Reads the PV again. Returns `None` if the PV does not keep the volume.
@@ -225,5 +241,35 @@ impl Provisioner {
     async fn patch_finalizers(&self, pv: &PersistentVolume, patch: &Patch<Value>) -> Result<bool, ApiError> {
         let patched = self.pvs.patch_metadata(&pv.name_any(), &PatchParams::default(), patch).await;
         Ok(unless_gone(patched, "set the PV's finalizers")?.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use volume::{Allocation, Mode};
+
+    use super::*;
+    use crate::fixture::{self, id};
+
+    /// An announced volume is never created to its end.
+    #[tokio::test]
+    async fn a_pv_does_not_announce_a_volume_that_a_client_is_creating() {
+        let (provisioner, disk) = fixture::unanswered(&[]);
+        let volumes = [("pvc-1", Owner::Provisioner), ("data", Owner::Controller { source: None })];
+        let states = async |state| {
+            let mut found = Vec::new();
+            for (name, owner) in &volumes {
+                let record = fixture::record(Mode::Block { allocation: Allocation::Thick }, state);
+                disk.put(&id(name), Record { owner: owner.clone(), ..record });
+                provisioner.keep(&id(name)).await.expect("a pass");
+                found.push(disk.record(&id(name)).expect("a record").state);
+            }
+            found
+        };
+        assert_eq!(states(State::Staged).await, [State::Announced, State::Staged]);
+        assert_eq!(states(State::Announced).await, [State::Announced, State::Announced]);
+        disk.retire(&id("data"));
+        provisioner.keep(&id("data")).await.expect("a pass");
+        assert!(disk.retired().is_empty(), "the PV restores a volume of either");
     }
 }

@@ -220,8 +220,7 @@ impl Provisioner {
             let Some(pv) = self.kept_pv(id, &listed.name).await? else { continue };
             // The policy became Retain during the deletion, or an administrator created another PV for the volume. This
             // pass has the volume's lock, so that no deletion is between trash and PV.
-            let restored = self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id)));
-            match restored.await? {
+            match self.keep_on_disk(id).await? {
                 Ok(Ensured::Created(())) => {
                     info!(volume = %id, pv = listed.name, "volume restored from the trash, its PV is kept");
                     break;
