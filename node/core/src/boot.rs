@@ -196,6 +196,7 @@ async fn serve(
     storage.volumes().throttle_by(linux.throttle());
     storage.volumes().freeze_by(linux.freezer());
     let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(metrics_error)?;
+    let plugin = plugin.with_controller(storage.volumes(), csi::Provisioner::Own);
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(metrics_error)?;
     podguard::Metrics::register(&registry, guard.restrictions()).map_err(metrics_error)?;
     let images = image_gc::Metrics::register(&registry).map_err(metrics_error)?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use csi::{Linux, Plugin, Settings};
+use csi::{Linux, Plugin, Provisioner, Settings};
 use dir::{Dir, Mode, Name};
 use ktest_support::XfsDisk;
 use prometheus::Registry;
@@ -32,9 +32,12 @@ fn mount_cgroups() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Services {
     NodeAlone,
-    WithController,
-    /// The Controller service without a freezer of pods, as on other clusters.
-    WithControllerAlone,
+    /// All services beside the own provisioner, as on a Granary node.
+    BesideProvisioner,
+    /// All services for sidecars, instead of the own provisioner.
+    ForSidecars,
+    /// As [`Services::ForSidecars`], without a freezer of pods, as on other clusters.
+    ForSidecarsAlone,
 }
 
 pub struct Node {
@@ -135,7 +138,7 @@ impl Node {
     async fn begin(&self) {
         let host = Linux::new(self.kubelet.clone(), Arc::clone(self.volumes.store()));
         self.volumes.store().throttle_by(host.throttle());
-        if self.services != Services::WithControllerAlone {
+        if self.services != Services::ForSidecarsAlone {
             self.volumes.store().freeze_by(host.freezer());
         }
         let settings = Settings {
@@ -144,11 +147,14 @@ impl Node {
             ..Settings::new(self.kubelet.clone(), NODE_NAME, VERSION)
         };
         let plugin = Plugin::new(settings, host, &Registry::new()).expect("metrics");
-        let plugin = Arc::new(match self.services {
-            Services::NodeAlone => plugin,
-            Services::WithController | Services::WithControllerAlone => {
-                plugin.with_controller(self.volumes.store().clone())
-            }
+        let provisioner = match self.services {
+            Services::NodeAlone => None,
+            Services::BesideProvisioner => Some(Provisioner::Own),
+            Services::ForSidecars | Services::ForSidecarsAlone => Some(Provisioner::External),
+        };
+        let plugin = Arc::new(match provisioner {
+            Some(provisioner) => plugin.with_controller(self.volumes.store().clone(), provisioner),
+            None => plugin,
         });
         let service = Arc::clone(&plugin);
         let supervisor =

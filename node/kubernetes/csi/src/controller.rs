@@ -1,9 +1,10 @@
-//! The Controller service of this node's volumes, for clusters with external-provisioner. `group` has the
-//! GroupController service.
+//! The Controller service of this node's volumes. `group` has the GroupController service.
 //!
 //! The service changes only volumes whose record names it as the [`Owner`](volume::Owner). It lists and clones the
-//! provisioner's volumes, but does not change them.
+//! provisioner's volumes, but does not change them. While the provisioner runs, the service creates no volumes and
+//! snapshots for objects of the cluster.
 
+pub(crate) mod cluster_object;
 mod group;
 pub(crate) mod plan;
 mod request;
@@ -40,6 +41,7 @@ use volume::{
 };
 
 use crate::condition::{Health, abnormal, health};
+use crate::controller::cluster_object::{ClusterObject, Provisioner};
 use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, Validate};
 use crate::controller::snapshots::Take;
 use crate::host::{Host, PathContents};
@@ -72,6 +74,7 @@ pub(crate) struct ControllerService<H> {
     /// Source of the disk's faults.
     pub(crate) host: Arc<H>,
     pub(crate) volumes: Arc<dyn Volumes>,
+    pub(crate) provisioner: Provisioner,
     /// Locks of the Node service, which both services use.
     pub(crate) locks: VolumeLocks,
 }
@@ -107,6 +110,22 @@ impl<H: Host> ControllerService<H> {
             guard = returned;
             sleep(pause).await;
         }
+    }
+
+    /// Rejects a request for an object of the cluster while the node's own provisioner serves these objects. This check
+    /// precedes all others: after `RESOURCE_EXHAUSTED`, external-provisioner would let the scheduler select another
+    /// node for a claim that the provisioner is serving.
+    fn check_name<'a>(
+        &self,
+        name: &str,
+        parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<(), ControllerError> {
+        let name = request::name(name)?;
+        let found = match self.provisioner {
+            Provisioner::Own => ClusterObject::of(name, parameters),
+            Provisioner::External => None,
+        };
+        found.map_or(Ok(()), |object| Err(ControllerError::OfCluster { name: name.to_owned(), object }))
     }
 
     fn disk_health(&self) -> Health {
@@ -213,7 +232,9 @@ impl<H: Host> Controller for ControllerService<H> {
         &self,
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
-        let want = Create::parse(request.get_ref(), &self.node).map_err(ControllerError::from)?;
+        let message = request.get_ref();
+        self.check_name(&message.name, message.parameters.iter().chain(&message.mutable_parameters))?;
+        let want = Create::parse(message, &self.node).map_err(ControllerError::from)?;
         if want.place == Placement::Elsewhere {
             return Err(ControllerError::Elsewhere { node: self.node.clone() }.into());
         }
@@ -355,7 +376,9 @@ impl<H: Host> Controller for ControllerService<H> {
         &self,
         request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
-        let Take { id, request } = Take::parse(request.get_ref()).map_err(ControllerError::from)?;
+        let message = request.get_ref();
+        self.check_name(&message.name, &message.parameters)?;
+        let Take { id, request } = Take::parse(message).map_err(ControllerError::from)?;
         let next = pauses(|taken: &Result<Taken<Record>, _>| taken.as_ref().ok()?.copying);
         let take = self.change(&id, next, move |volumes, id| {
             volumes.take_snapshot(id, &request).map_err(Change::Snapshot.failed())

@@ -10,7 +10,7 @@
 //! holds a descriptor of each published loop device, so that pods cannot detach it.
 //!
 //! With [`Plugin::with_controller`], the services of `controller` create, expand and delete volumes and snapshots for
-//! external-provisioner. Otherwise only the node's own provisioner does.
+//! clients of CSI. For objects of the cluster, they do so only if the node's own provisioner does not run.
 //!
 //! Requires Linux 5.14, as the volumes do.
 #![forbid(unsafe_code)]
@@ -33,6 +33,7 @@ mod request;
 mod server;
 mod status;
 
+pub use controller::cluster_object::Provisioner;
 pub use host::{
     ActError, CgroupError, DeviceObserver, Host, Inspection, Linux, LookError, LoopDevice, NoObserver, Opened,
     PathContents, RevokedDetach, WatchReport, guard,

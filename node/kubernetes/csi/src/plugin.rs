@@ -23,6 +23,7 @@ use tracing::{error, info, warn};
 use volume::{VolumeId, VolumeLocks, Volumes};
 
 use crate::controller::ControllerService;
+use crate::controller::cluster_object::Provisioner;
 use crate::host::{Host, RevokedDetach, WatchReport};
 use crate::identity::IdentityService;
 use crate::leftovers::remove_empty_volume_data;
@@ -119,7 +120,10 @@ pub struct Plugin<H> {
 }
 
 /// The volumes of the Controller service.
-struct ControlledVolumes(Arc<dyn Volumes>);
+struct ControlledVolumes {
+    volumes: Arc<dyn Volumes>,
+    provisioner: Provisioner,
+}
 
 impl fmt::Debug for ControlledVolumes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -139,13 +143,14 @@ impl<H: Host> Plugin<H> {
     }
 
     /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and
-    /// the GroupController service if the volumes [take groups](Volumes::takes_groups). The node's provisioner must not
-    /// change these volumes at the same time.
+    /// the GroupController service if the volumes [take groups](Volumes::takes_groups). `provisioner` serves the
+    /// objects of the cluster. The node's own provisioner may use the volumes at the same time: they serialize the
+    /// operations on each volume.
     #[must_use]
-    pub fn with_controller(mut self, volumes: Arc<dyn Volumes>) -> Self {
+    pub fn with_controller(mut self, volumes: Arc<dyn Volumes>, provisioner: Provisioner) -> Self {
         self.metrics.begin(controller_server::SERVICE_NAME);
         self.metrics.begin(group_controller_server::SERVICE_NAME);
-        self.controller = Some(ControlledVolumes(volumes));
+        self.controller = Some(ControlledVolumes { volumes, provisioner });
         self
     }
 
@@ -313,16 +318,17 @@ impl<H: Host> Plugin<H> {
     /// canceled.
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let Settings { kubelet, node, version, .. } = &self.settings;
-        let controller = self.controller.as_ref().map(|ControlledVolumes(volumes)| {
+        let controller = self.controller.as_ref().map(|ControlledVolumes { volumes, provisioner }| {
             Arc::new(ControllerService {
                 host: Arc::clone(&self.host),
                 node: node.clone(),
                 volumes: Arc::clone(volumes),
+                provisioner: *provisioner,
                 locks: self.locks.clone(),
             })
         });
         let services: &[_] = match &self.controller {
-            Some(ControlledVolumes(volumes)) if volumes.takes_groups() => {
+            Some(ControlledVolumes { volumes, .. }) if volumes.takes_groups() => {
                 &[service::Type::ControllerService, service::Type::GroupControllerService]
             }
             Some(_) => &[service::Type::ControllerService],

@@ -8,6 +8,7 @@ use loopdev::AttachError;
 use tonic::{Code, Status};
 use volume::{Claim, FreezeError, SourceError, ThrottleError, VolumeId, VolumeRefusal};
 
+use crate::controller::cluster_object::ClusterObject;
 use crate::controller::plan::{Conflict, SourceRejection};
 use crate::host::{ActError, CgroupError, LookError};
 use crate::plan::PlanError;
@@ -104,7 +105,11 @@ pub(crate) enum ControllerError {
     #[error("cannot read the record of the volume")]
     Read(#[source] volume::Error),
     #[error(
-        "cannot {change} volume {id}: the provisioner created it for claim {claim}; run the node with --provisioner=own, and {change} it by its claim"
+        "cannot create {name}: {object}, and the node's own provisioner serves the objects of the cluster; stop the sidecar that sends this request, or run the node with --provisioner=external; other clients use other names"
+    )]
+    OfCluster { name: String, object: ClusterObject },
+    #[error(
+        "cannot {change} volume {id}: the provisioner created it for claim {claim}; {change} it by its claim, on a node with --provisioner=own"
     )]
     OfProvisioner { change: Change, id: VolumeId, claim: Claim },
     #[error("volume {id} exists already, created {conflict}; delete it, or use another name")]
@@ -140,7 +145,7 @@ impl From<ControllerError> for Status {
         let code = match &error {
             ControllerError::Request(error) => of_request(error),
             ControllerError::Volume { change, source } => of_store(*change, source),
-            ControllerError::OfProvisioner { .. } => Code::FailedPrecondition,
+            ControllerError::OfCluster { .. } | ControllerError::OfProvisioner { .. } => Code::FailedPrecondition,
             ControllerError::Conflict { .. } | ControllerError::OtherMembers { .. } => Code::AlreadyExists,
             ControllerError::Source(SourceRejection::Unknown(_))
             | ControllerError::Unknown(_)
@@ -332,6 +337,8 @@ fn of_look(error: &LookError) -> Code {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     fn failed(call: Call, source: impl Into<Failure>) -> Status {
@@ -396,7 +403,20 @@ mod tests {
         let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "data".into() };
         let status = Status::from(ControllerError::OfProvisioner { change: Change::Delete, id: id(), claim });
         assert_eq!(status.code(), Code::FailedPrecondition);
-        assert!(status.message().contains("claim shop/data; run the node with --provisioner=own"), "{status}");
+        assert!(status.message().contains("claim shop/data; delete it by its claim"), "{status}");
+    }
+
+    #[test]
+    fn the_remedy_for_a_sidecar_beside_the_provisioner_is_named() {
+        let parameters = |value: &str| HashMap::from([("csi.storage.k8s.io/pvc/name".to_owned(), value.to_owned())]);
+        for value in ["data", &"x".repeat(1 << 20)] {
+            let object = ClusterObject::of("pvc-1", &parameters(value)).expect("a claim");
+            let status = Status::from(ControllerError::OfCluster { name: "pvc-1".to_owned(), object });
+            assert_eq!(status.code(), Code::FailedPrecondition);
+            let message = status.message();
+            assert!(message.starts_with("cannot create pvc-1: the request has the parameters csi."), "{message}");
+            assert!(message.contains("or run the node with --provisioner=external"), "{message}");
+        }
     }
 
     /// Regression: a client got an error of HTTP/2 instead of the code.

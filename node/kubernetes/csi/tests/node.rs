@@ -6,21 +6,32 @@ mod kubelet;
 mod machine;
 mod traced;
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::num::NonZeroU64;
 
 use csi::{Host as _, Publish, Stats};
 use fsquota::Limits;
 use ktest_support::cut;
-use kubelet::MANY;
+use kubelet::{MANY, connect};
 use machine::{Node, SIZE, mounted};
 use mount::Attributes;
 use nix::libc::{
     SYS_ioctl, SYS_mkdirat, SYS_mount_setattr, SYS_move_mount, SYS_open_tree, SYS_openat2, SYS_quotactl_fd,
 };
 use nix::mount::MsFlags;
-use proto::csi::{NodeUnpublishVolumeRequest, VolumeCondition};
-use tonic::Code;
+use proto::csi::controller_client::ControllerClient;
+use proto::csi::group_controller_client::GroupControllerClient;
+use proto::csi::identity_client::IdentityClient;
+use proto::csi::plugin_capability::{Type, service};
+use proto::csi::{
+    CapacityRange, ControllerExpandVolumeRequest, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest,
+    CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, GetPluginCapabilitiesRequest,
+    ListSnapshotsRequest, ListVolumesRequest, NodeUnpublishVolumeRequest, Topology, TopologyRequirement,
+    VolumeCondition,
+};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
 use traced::calls;
 use volume::{DiskFault, DiskObserver, Volumes as _};
 
@@ -163,4 +174,109 @@ async fn a_disk_that_fails_is_an_abnormal_condition() {
         assert!(faulty.message.contains(says), "{faulty:?}");
     }
     node.stop().await;
+}
+
+fn at_least(required_bytes: i64) -> Option<CapacityRange> {
+    Some(CapacityRange { required_bytes, limit_bytes: 0 })
+}
+
+/// A request for a filesystem volume of 16 MiB.
+fn creation(node: &Node, name: &str) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: at_least(16 << 20),
+        volume_capabilities: node.kubelet.publish(name, name, MANY).volume_capability.into_iter().collect(),
+        ..CreateVolumeRequest::default()
+    }
+}
+
+fn snapshot_of(volume: &str, name: &str) -> CreateSnapshotRequest {
+    let (source_volume_id, name) = (volume.to_owned(), name.to_owned());
+    CreateSnapshotRequest { source_volume_id, name, ..CreateSnapshotRequest::default() }
+}
+
+fn is_of_the_cluster(status: &Status) -> bool {
+    status.code() == Code::FailedPrecondition && status.message().contains("--provisioner=external")
+}
+
+/// The services run beside the own provisioner, as on a Granary node.
+#[tokio::test]
+async fn a_client_has_its_own_volumes_beside_the_provisioner() {
+    let node = Node::start().await;
+    let channel = connect(node.kubelet.socket()).await.expect("connect");
+    let able = IdentityClient::new(channel.clone()).get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await;
+    let able = able.expect("capabilities").into_inner().capabilities;
+    for served in [service::Type::ControllerService, service::Type::GroupControllerService] {
+        let is_served = |found: Option<&Type>| matches!(found, Some(Type::Service(found)) if found.r#type() == served);
+        assert!(able.iter().any(|found| is_served(found.r#type.as_ref())), "{served:?}: {able:?}");
+    }
+    let provisioned = node.provision("pvc-1");
+    let before = node.store.record(&provisioned).expect("a record");
+    let mut client = ControllerClient::new(channel.clone());
+
+    let created = client.create_volume(creation(&node, "data")).await.expect("create").into_inner();
+    assert_eq!(created.volume.expect("a volume").volume_id, "data");
+    let expand = |volume: &str| ControllerExpandVolumeRequest {
+        volume_id: volume.to_owned(),
+        capacity_range: at_least(32 << 20),
+        ..ControllerExpandVolumeRequest::default()
+    };
+    let expanded = client.controller_expand_volume(expand("data")).await.expect("expand").into_inner();
+    assert_eq!(expanded.capacity_bytes, 32 << 20);
+    let taken = client.create_snapshot(snapshot_of("data", "before")).await.expect("take").into_inner();
+    let snapshot_id = taken.snapshot.expect("a snapshot").snapshot_id;
+    let volumes = client.list_volumes(ListVolumesRequest::default()).await.expect("volumes").into_inner().entries;
+    let volumes: Vec<_> = volumes.into_iter().map(|entry| entry.volume.expect("a volume").volume_id).collect();
+    assert_eq!(volumes, ["data", "pvc-1"]);
+    let snapshots = client.list_snapshots(ListSnapshotsRequest::default()).await.expect("snapshots").into_inner();
+    assert_eq!(snapshots.entries.len(), 1);
+
+    objects_of_the_cluster_are_rejected(&node, channel).await;
+    let delete = |volume: &str| DeleteVolumeRequest { volume_id: volume.to_owned(), ..DeleteVolumeRequest::default() };
+    let refused = client.delete_volume(delete("pvc-1")).await.expect_err("a volume of the provisioner");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    let refused = client.controller_expand_volume(expand("pvc-1")).await.expect_err("a volume of the provisioner");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+
+    let remove = DeleteSnapshotRequest { snapshot_id, ..DeleteSnapshotRequest::default() };
+    client.delete_snapshot(remove).await.expect("delete the snapshot");
+    client.delete_volume(delete("data")).await.expect("delete");
+    let left = node.store.records().expect("records").readable;
+    assert_eq!(left.into_iter().collect::<Vec<_>>(), [(provisioned, before.expect("the provisioner's record"))]);
+    drop(client);
+    node.stop().await;
+}
+
+/// A sidecar beside the provisioner would serve each claim and each snapshot a second time.
+async fn objects_of_the_cluster_are_rejected(node: &Node, channel: Channel) {
+    const UID: &str = "0b6f2f6e-9c1f-4d4e-8d0a-6f1f2a3b4c5d";
+    let (mut client, mut groups) = (ControllerClient::new(channel.clone()), GroupControllerClient::new(channel));
+    let before = node.store.records().expect("records").readable;
+    let elsewhere = Topology { segments: HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), "node-2".to_owned())]) };
+    let accessibility_requirements = Some(TopologyRequirement { requisite: vec![elsewhere], preferred: Vec::new() });
+    let parameters = HashMap::from([("csi.storage.k8s.io/pvc/name".to_owned(), "data".to_owned())]);
+    for claim in [
+        creation(node, &format!("pvc-{UID}")),
+        creation(node, &format!("local-{UID}")),
+        CreateVolumeRequest { parameters: parameters.clone(), ..creation(node, "described") },
+        CreateVolumeRequest { mutable_parameters: parameters, ..creation(node, "described") },
+        // Another code would let the scheduler select another node for the claim.
+        CreateVolumeRequest { accessibility_requirements, ..creation(node, &format!("pvc-{UID}")) },
+        // The IDs of the provisioner's snapshots.
+        creation(node, &format!("snapshot-{UID}")),
+        creation(node, &format!("group-{UID}-data")),
+    ] {
+        let refused = client.create_volume(claim.clone()).await.expect_err("a claim");
+        assert!(is_of_the_cluster(&refused), "{claim:?}: {refused}");
+    }
+    let refused = client.create_snapshot(snapshot_of("data", &format!("snapshot-{UID}"))).await;
+    assert!(is_of_the_cluster(&refused.expect_err("a snapshot")));
+    let group = CreateVolumeGroupSnapshotRequest {
+        name: format!("groupsnapshot-{UID}"),
+        source_volume_ids: vec!["data".to_owned(), "pvc-1".to_owned()],
+        ..CreateVolumeGroupSnapshotRequest::default()
+    };
+    let refused = groups.create_volume_group_snapshot(group).await.expect_err("a group");
+    assert!(is_of_the_cluster(&refused), "{refused}");
+    assert_eq!(node.store.records().expect("records").readable, before);
 }

@@ -45,7 +45,8 @@ pub struct Node {
     pub kubelet: PathBuf,
     #[command(flatten)]
     pub place: Place,
-    /// The program that creates volumes for claims.
+    /// The program that creates volumes for claims. Clients of CSI have volumes of their own beside it, through the
+    /// service Controller on the CSI socket.
     #[arg(long, value_enum, default_value_t = Provisioner::Own)]
     pub provisioner: Provisioner,
     /// Address of metrics and health checks.
@@ -68,10 +69,19 @@ pub struct Node {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Provisioner {
-    /// This program.
+    /// This program. The service Controller rejects requests of sidecars for claims and snapshots.
     Own,
-    /// external-provisioner, through the CSI Controller service, which this program then serves on its socket.
+    /// external-provisioner, through the service Controller.
     External,
+}
+
+impl From<Provisioner> for csi::Provisioner {
+    fn from(provisioner: Provisioner) -> Self {
+        match provisioner {
+            Provisioner::Own => Self::Own,
+            Provisioner::External => Self::External,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -126,10 +126,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     volumes.throttle_by(host.throttle());
     podguard::Metrics::register(&registry, enforcer.restrictions())?;
     let plugin = csi::Plugin::new(settings, host, &registry)?;
-    let plugin = Arc::new(match provisioner {
-        Provisioner::Own => plugin,
-        Provisioner::External => plugin.with_controller(volumes.clone()),
-    });
+    let plugin = Arc::new(plugin.with_controller(volumes.clone(), provisioner.into()));
     let (again, revoked) = (Arc::clone(&plugin), plugin.revoked());
     let metrics = provisioner::Metrics::register(&registry, volumes.clone())?;
     let snapshots = metrics.snapshot_support().clone();

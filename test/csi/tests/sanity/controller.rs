@@ -83,7 +83,7 @@ pub(crate) fn record(node: &Node, id: &str) -> Option<Record> {
 /// One node for all requirements, because each node needs a file system.
 #[test]
 fn the_controller_service_works_beside_the_node_service() {
-    let node = Node::start(Services::WithController);
+    let node = Node::start(Services::ForSidecars);
     node.block_on(async {
         assert_eq!(
             services(&node).await,
@@ -112,7 +112,7 @@ fn the_controller_service_works_beside_the_node_service() {
 
 #[test]
 fn groups_are_not_announced_if_pods_cannot_be_stopped() {
-    let node = Node::start(Services::WithControllerAlone);
+    let node = Node::start(Services::ForSidecarsAlone);
     node.block_on(async {
         assert_eq!(
             services(&node).await,

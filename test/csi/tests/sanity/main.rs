@@ -55,7 +55,7 @@ fn csi_sanity_passes_with_block_volumes() {
 }
 
 fn sanity(kind: Kind) {
-    let node = Node::start(Services::WithController);
+    let node = Node::start(Services::BesideProvisioner);
     let before = records(&node);
     let access = match kind {
         Kind::Filesystem => "mount",

@@ -84,7 +84,7 @@ fn read(node: &Node, kind: Kind, id: &str) -> Vec<u8> {
 
 #[test]
 fn snapshots_and_groups_are_those_of_the_store() {
-    let node = Node::start(Services::WithController);
+    let node = Node::start(Services::ForSidecars);
     let before = records(&node);
     node.block_on(async {
         for kind in Kind::ALL {

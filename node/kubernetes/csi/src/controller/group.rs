@@ -57,7 +57,9 @@ impl<H: Host> GroupController for ControllerService<H> {
         &self,
         request: Request<CreateVolumeGroupSnapshotRequest>,
     ) -> Result<Response<CreateVolumeGroupSnapshotResponse>, Status> {
-        let request = snapshots::group(request.get_ref()).map_err(ControllerError::from)?;
+        let message = request.get_ref();
+        self.check_name(&message.name, &message.parameters)?;
+        let request = snapshots::group(message).map_err(ControllerError::from)?;
         let id = request.id.clone();
         let next = pauses(|taken: &Result<Taken<Members>, _>| taken.as_ref().ok()?.copying);
         let taken = self.change(&id, next, move |volumes, _| take(volumes, &request)).await?;

@@ -25,7 +25,7 @@ const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const PV_NAME: &str = "csi.storage.k8s.io/pv/name";
 /// Prefix of parameters for Kubernetes, such as `fstype` and the names of secrets. external-provisioner removes them
 /// from `CreateVolume`, but sends those of the class in `GetCapacity`.
-const RESERVED: &str = "csi.storage.k8s.io/";
+pub(crate) const RESERVED: &str = "csi.storage.k8s.io/";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Create {

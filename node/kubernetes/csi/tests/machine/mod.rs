@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use csi::{Linux, Plugin, Settings};
+use csi::{Linux, Plugin, Provisioner, Settings};
 use dir::{Dir, Mode, Name};
 use ktest_support::{XfsDisk, this_program};
 use loopdev::{Attached, Backing, Device};
@@ -135,7 +135,8 @@ impl Node {
         store.throttle_by(host.throttle());
         let freezer = host.freezer();
         store.freeze_by(Weak::clone(&freezer));
-        let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
+        let plugin = Plugin::new(settings, host, &Registry::new()).expect("metrics");
+        let plugin = Arc::new(plugin.with_controller(store.clone(), Provisioner::Own));
         let service = Arc::clone(&plugin);
         let supervisor =
             Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
