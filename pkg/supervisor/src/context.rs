@@ -1,11 +1,12 @@
-//! Handles of a service: [`Context`] for the service itself, and [`Handle`] for its parent.
+//! The function of a service, [`Service`], and its handles: [`Context`] for the service itself, and [`Handle`] for its
+//! parent.
 
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
 use crate::node::Node;
-use crate::service::Service;
+use crate::tasks::Attempt;
 use crate::{BoxError, Settings, State, Status};
 
 /// Handle of a service for one attempt. It has no effect after the attempt.
@@ -105,6 +106,31 @@ impl Context {
         E: Into<BoxError>,
     {
         Handle { node: self.node.adopt(self.attempt, name.into(), settings, Service::new(service)) }
+    }
+}
+
+/// A service function of any type.
+#[derive(Clone)]
+pub(crate) struct Service(Arc<dyn Fn(Context) -> Attempt + Send + Sync>);
+
+impl Service {
+    pub(crate) fn new<F, Fut, E>(run: F) -> Self
+    where
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        Self(Arc::new(move |cx| {
+            let attempt = run(cx);
+            Box::pin(async move { attempt.await.map_err(Into::into) })
+        }))
+    }
+
+    /// Starts an attempt. The call of the function is inside the future too, so that its panic is a failure of the
+    /// attempt.
+    pub(crate) fn attempt(&self, cx: Context) -> Attempt {
+        let run = Arc::clone(&self.0);
+        Box::pin(async move { run(cx).await })
     }
 }
 

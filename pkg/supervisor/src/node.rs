@@ -1,22 +1,39 @@
-//! One service of the tree, and the task that runs it.
+//! One service of the tree, the task that runs it, and the data that the services of a tree share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use tokio::runtime;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
+use crate::context::Service;
 use crate::failure::Failure;
 use crate::progress::Progress;
-use crate::service::Service;
 use crate::state::Event;
 use crate::tasks::{Exit, Life, Tasks};
-use crate::tree::{ABORT_DEADLINE, Change, Tree};
-use crate::{Context, Settings, State, Status};
+use crate::{Change, Context, Settings, State, Status};
+
+/// Longest wait for an aborted task, which ends at its next `.await`. A task without one is left behind.
+pub(crate) const ABORT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Data that the services of a tree share.
+pub(crate) struct Tree {
+    /// Root of the tree, set before any service runs. The reference is weak, because the root owns this structure.
+    pub(crate) root: OnceLock<Weak<Node>>,
+    /// Receives every change, in order for each service.
+    pub(crate) observer: Box<dyn Fn(&Change<'_>) + Send + Sync>,
+    /// Runtime of all services. A service may start children from a thread that is not one of the runtime.
+    pub(crate) runtime: runtime::Handle,
+    /// Ends the wait for stopping services.
+    pub(crate) abort: CancellationToken,
+    /// Returns any `u32`, the jitter of [`Backoff::wait`](crate::Backoff::wait).
+    pub(crate) jitter: Box<dyn Fn() -> u32 + Send + Sync>,
+}
 
 /// The end of an attempt.
 enum End {
@@ -37,7 +54,7 @@ pub(crate) struct Node {
     record: watch::Sender<Record>,
     /// Locked while a change is applied and shown, so that the observer sees changes in order.
     showing: Mutex<()>,
-    tasks: Tasks,
+    tasks: Tasks<Self>,
     progress: Arc<Progress>,
 }
 
@@ -69,7 +86,7 @@ impl Node {
             stop: CancellationToken::new(),
             record: watch::Sender::new(record),
             showing: Mutex::default(),
-            tasks: Tasks::default(),
+            tasks: Tasks::new(),
             progress: Arc::default(),
         }
     }
@@ -233,7 +250,8 @@ impl Node {
                 Ok(Exit::Body(Ok(()))) if self.record.borrow().done => return End::Done,
                 Ok(Exit::Body(Ok(()))) => return End::Failed(Failure::Ended),
                 Ok(Exit::Body(Err(error))) => return End::Failed(Failure::Returned(error)),
-                Ok(Exit::Child) => self.tasks.forget_stopped(),
+                // A child that was stopped for good while this service continues to run.
+                Ok(Exit::Child) => self.tasks.forget(|child| child.state() == State::Stopped),
                 Err(error) => return End::Failed(Failure::from_join(error)),
             }
         }

@@ -1,4 +1,4 @@
-//! Status of the tree for people and metrics.
+//! Status of the tree for people and metrics, and its changes.
 
 use std::fmt;
 use std::time::Duration;
@@ -56,6 +56,21 @@ impl Status {
             State::Done | State::Failed | State::Stopped => {}
         }
     }
+}
+
+/// A change of a service's state.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// Names from the root to the service, such as `node.etcd`.
+    pub path: &'a str,
+    /// Name of the service.
+    pub name: &'a str,
+    /// New state.
+    pub state: State,
+    /// Number of starts.
+    pub attempts: u32,
+    /// Last failure with its causes.
+    pub error: Option<&'a str>,
 }
 
 /// One line per service, indented by its depth: name, state, seconds in that state, number of starts if more than one,

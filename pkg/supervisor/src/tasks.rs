@@ -8,9 +8,10 @@ use std::task::{Poll, Waker};
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
-use crate::node::Node;
-use crate::service::Attempt;
-use crate::{BoxError, State};
+use crate::BoxError;
+
+/// One attempt of a service.
+pub(crate) type Attempt = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
 /// Result of a task.
 pub(crate) enum Exit {
@@ -23,24 +24,34 @@ pub(crate) enum Exit {
 /// Future that supervises a child until it is stopped.
 pub(crate) type Life = Pin<Box<dyn Future<Output = Exit> + Send>>;
 
-/// Tasks of the current attempt of a service. Only the service's own task awaits them, and aborts them at its end.
-#[derive(Default)]
-pub(crate) struct Tasks(Mutex<Inner>);
+/// Tasks of the current attempt of a service with children of the type `C`. Only the service's own task awaits the
+/// tasks, and aborts them at its end.
+pub(crate) struct Tasks<C>(Mutex<Inner<C>>);
 
-#[derive(Default)]
-struct Inner {
+struct Inner<C> {
     set: JoinSet<Exit>,
-    children: Vec<Arc<Node>>,
+    children: Vec<Arc<C>>,
     /// The attempt that may add children.
     open: Option<u32>,
     /// Waker of the service's task, if it waits while no task runs.
     idle: Option<Waker>,
 }
 
-impl Tasks {
+impl<C> Inner<C> {
+    fn new(open: Option<u32>) -> Self {
+        Self { set: JoinSet::new(), children: Vec::new(), open, idle: None }
+    }
+}
+
+impl<C> Tasks<C> {
+    /// No tasks, before the first attempt.
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Inner::new(None)))
+    }
+
     /// Begins an attempt by starting its body. Aborts the tasks that an earlier attempt left.
     pub(crate) fn open(&self, attempt: u32, body: Attempt, runtime: &Handle) -> AbortHandle {
-        let mut next = Inner { open: Some(attempt), ..Inner::default() };
+        let mut next = Inner::new(Some(attempt));
         let mut inner = self.lock(); // the body waits for this lock before it adds its first child
         let body = next.set.spawn_on(async { Exit::Body(body.await) }, runtime);
         let before = std::mem::replace(&mut *inner, next);
@@ -50,7 +61,7 @@ impl Tasks {
     }
 
     /// Adds a child, unless `attempt` has ended or is ending. Returns whether the child was added.
-    pub(crate) fn adopt(&self, attempt: u32, child: &Arc<Node>, life: Life, runtime: &Handle) -> bool {
+    pub(crate) fn adopt(&self, attempt: u32, child: &Arc<C>, life: Life, runtime: &Handle) -> bool {
         let mut inner = self.lock();
         if inner.open != Some(attempt) {
             return false;
@@ -85,13 +96,13 @@ impl Tasks {
     }
 
     /// The children, in the order of their start.
-    pub(crate) fn children(&self) -> Vec<Arc<Node>> {
+    pub(crate) fn children(&self) -> Vec<Arc<C>> {
         self.lock().children.clone()
     }
 
-    /// Removes children that were stopped for good while their parent continues to run.
-    pub(crate) fn forget_stopped(&self) {
-        self.lock().children.retain(|child| child.state() != State::Stopped);
+    /// Removes the children that `ended` accepts.
+    pub(crate) fn forget(&self, ended: impl Fn(&C) -> bool) {
+        self.lock().children.retain(|child| !ended(child));
     }
 
     /// Rejects further children.
@@ -108,7 +119,7 @@ impl Tasks {
         drop(set);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Inner<C>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

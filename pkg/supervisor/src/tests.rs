@@ -42,7 +42,7 @@ async fn steady(cx: Context) -> Result<(), Infallible> {
 }
 
 /// A service that logs its start and its end.
-fn logged(log: &Log, name: &'static str) -> impl Fn(Context) -> crate::service::Attempt + Send + Sync + 'static {
+fn logged(log: &Log, name: &'static str) -> impl Fn(Context) -> crate::tasks::Attempt + Send + Sync + 'static {
     let log = log.clone();
     move |cx| {
         let log = log.clone();

@@ -1,6 +1,6 @@
 //! The root of the tree.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime;
@@ -9,65 +9,10 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::jitter;
-use crate::node::Node;
-use crate::service::Service;
+use crate::context::Service;
+use crate::node::{ABORT_DEADLINE, Node, Tree};
 use crate::tasks::Exit;
-use crate::{Backoff, BoxError, Context, Handle, State, Status};
-
-/// Settings of a service, and of its children without settings of their own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Waiting times after failures.
-    pub backoff: Backoff,
-    /// Longest time from the cancellation of the service to its end, without the time that its children need. The
-    /// supervisor then aborts the service.
-    pub stop_deadline: Duration,
-    /// Longest time without progress, see [`Context::round`]. Longer than all timeouts of the calls that a round waits
-    /// for.
-    pub round_deadline: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            backoff: Backoff::default(),
-            stop_deadline: Duration::from_secs(10),
-            round_deadline: Duration::from_secs(5 * 60),
-        }
-    }
-}
-
-/// A change of a service's state.
-#[derive(Clone, Copy, Debug)]
-pub struct Change<'a> {
-    /// Names from the root to the service, such as `node.etcd`.
-    pub path: &'a str,
-    /// Name of the service.
-    pub name: &'a str,
-    /// New state.
-    pub state: State,
-    /// Number of starts.
-    pub attempts: u32,
-    /// Last failure with its causes.
-    pub error: Option<&'a str>,
-}
-
-/// Longest wait for an aborted task, which ends at its next `.await`. A task without one is left behind.
-pub(crate) const ABORT_DEADLINE: Duration = Duration::from_secs(1);
-
-/// Data that the services of a tree share.
-pub(crate) struct Tree {
-    /// Root of the tree, set before any service runs. The reference is weak, because the root owns this structure.
-    pub(crate) root: OnceLock<Weak<Node>>,
-    /// Receives every change, in order for each service.
-    pub(crate) observer: Box<dyn Fn(&Change<'_>) + Send + Sync>,
-    /// Runtime of all services. A service may start children from a thread that is not one of the runtime.
-    pub(crate) runtime: runtime::Handle,
-    /// Ends the wait for stopping services.
-    pub(crate) abort: CancellationToken,
-    /// Returns any `u32`, the jitter of [`Backoff::wait`].
-    pub(crate) jitter: Box<dyn Fn() -> u32 + Send + Sync>,
-}
+use crate::{BoxError, Change, Context, Handle, Settings, Status};
 
 /// A tree of services. Dropping it without [`Supervisor::stop`] aborts all services, in no order and without waiting:
 /// each service ends at its next `.await`.

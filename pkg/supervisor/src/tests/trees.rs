@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::world::{Body, World};
-use crate::service::Service;
-use crate::tree::{ABORT_DEADLINE, Tree};
+use crate::context::Service;
+use crate::node::{ABORT_DEADLINE, Tree};
 use crate::{Backoff, BoxError, Context, Settings, State, Status, Supervisor};
 
 /// A test case: a tree, the behavior of its services, and the stops from outside. Times are in units.
