@@ -22,6 +22,7 @@ mod fetch;
 mod file;
 mod fill;
 mod finding;
+mod http;
 mod listeners;
 mod namespace;
 mod request;

@@ -3,20 +3,16 @@
 //! A request is `GET /?WORD&WORD…`, the words of a [`Check`] with percent-encoding. The response is JSON, either
 //! `{"Ok": FINDING}` or `{"Err": TEXT}`. The proxy needs only HTTP/1.1 without persistent connections.
 
+use crate::http::{HEAD, listen, respond};
 use crate::{Check, CheckError, Finding, file, run as run_check};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::de::DeserializeOwned;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{self, BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::path::Path;
-use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 /// Text in the file of [`Check::Serve`] after the program has received SIGTERM or SIGINT.
 pub const FAREWELL: &str = "asked to end";
-const HEAD: u64 = 16 << 10;
-const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn target(check: &Check) -> String {
     let words = check.words();
@@ -33,46 +29,6 @@ pub fn answer<T: DeserializeOwned>(text: &str) -> Result<Result<T, String>, serd
 pub(crate) fn run(port: u16, farewell: Option<&Path>) -> Result<(), CheckError> {
     listen(port, exchange)?;
     farewell.map_or(Ok(()), |path| file::write(path, FAREWELL).map(drop))
-}
-
-/// Handles each connection in a thread until SIGTERM or SIGINT. PID 1 of a container receives these signals only if it
-/// blocks or handles them.
-pub(crate) fn listen(
-    port: u16,
-    answer: impl Fn(&TcpStream) -> io::Result<()> + Send + Sync + 'static,
-) -> Result<(), CheckError> {
-    let signals = crate::signal::block()?;
-    let path = Path::new("requests");
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(CheckError::of("wait for", path))?;
-    // The thread ends with the process.
-    thread::Builder::new()
-        .name("requests".into())
-        .spawn(move || accept(&listener, answer))
-        .map_err(CheckError::of("start a thread for", path))?;
-    crate::signal::wait(&signals)
-}
-
-pub(crate) fn accept(listener: &TcpListener, answer: impl Fn(&TcpStream) -> io::Result<()> + Send + Sync + 'static) {
-    let answer = Arc::new(answer);
-    for stream in listener.incoming() {
-        let answer = Arc::clone(&answer);
-        let served = stream.and_then(|stream| thread::Builder::new().spawn(move || serve(&stream, &*answer)));
-        if let Err(error) = served {
-            eprintln!("error: cannot serve a request: {error}");
-        }
-    }
-}
-
-fn serve(stream: &TcpStream, answer: impl Fn(&TcpStream) -> io::Result<()>) {
-    let answered = limit(stream).and_then(|()| answer(stream));
-    if let Err(error) = answered {
-        eprintln!("error: cannot serve a request: {error}");
-    }
-}
-
-fn limit(stream: &TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(LIMIT))?;
-    stream.set_write_timeout(Some(LIMIT))
 }
 
 fn exchange(stream: &TcpStream) -> io::Result<()> {
@@ -95,14 +51,6 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
     // Send the response before the program ends: the API server repeats no request, but its clients repeat those
     // without a response.
     if check == Some(Check::End) { crate::signal::end() } else { Ok(()) }
-}
-
-pub(crate) fn respond(mut stream: impl Write, status: &str, body: &str) -> io::Result<()> {
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    )
 }
 
 fn text(answer: &Result<Finding, String>) -> io::Result<String> {
@@ -128,7 +76,11 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b
 mod tests {
     use super::*;
     use crate::check::tests::any_check;
+    use crate::http::accept;
     use proptest::prelude::*;
+    use std::io::Write;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
 
     proptest! {
         #[test]

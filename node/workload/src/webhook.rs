@@ -4,7 +4,7 @@
 //! Each connection has one request, HTTP/1.1 in TLS. The response is an `AdmissionReview` of `admission.k8s.io/v1`.
 
 use crate::CheckError;
-use crate::serve::{listen, respond};
+use crate::http::{HEAD, listen, respond};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -15,7 +15,6 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-const HEAD: u64 = 16 << 10;
 /// Maximum size of a review in bytes: the API server accepts objects of 3 MiB, and sends the old and the new one.
 const BODY: u64 = 8 << 20;
 /// File with the host name, which is the name of the pod in a container.
