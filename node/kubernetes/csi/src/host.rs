@@ -13,13 +13,14 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use fsquota::{FsError, Quota};
+use loopdev::Number;
 use mount::{CloneError, SetError, TableError, UnmountError};
 use nix::errno::Errno;
 use units::Bytes;
 use volume::{DiskFault, VolumeId};
 
 pub use cgroup::CgroupError;
-pub use devices::{DeviceObserver, NoObserver, RevokedDetach};
+pub use devices::{DeviceObserver, NoObserver};
 pub use freezing::guard;
 pub use linux::{Linux, Opened};
 
@@ -82,6 +83,13 @@ pub struct WatchReport {
     pub idle: Vec<VolumeId>,
     /// Volumes with an open device.
     pub held: BTreeSet<VolumeId>,
+}
+
+/// A detach of a published device by another process, which the plugin revoked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevokedDetach {
+    pub volume: VolumeId,
+    pub device: Number,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

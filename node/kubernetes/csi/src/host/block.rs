@@ -19,11 +19,23 @@ use tracing::{info, warn};
 use units::Bytes;
 use volume::VolumeId;
 
-use super::devices::DeviceId;
 use super::path::{DIRECTORY, HANDLE, open};
 use super::{ActError, LookError, LoopDevice};
 use crate::layout::{MAPS, matches};
 use crate::request::TargetPath;
+
+/// The numbers of a device, which are not used again while it is open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceId {
+    pub(super) number: Number,
+    pub(super) dev: DeviceNumber,
+}
+
+impl DeviceId {
+    pub(super) fn of(device: &Device) -> Self {
+        Self { number: device.number(), dev: device.dev() }
+    }
+}
 
 /// The loop device of a device node.
 pub(super) enum Node {

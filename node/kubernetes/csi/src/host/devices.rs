@@ -29,9 +29,10 @@ use loopdev::{
 use tracing::{info, warn};
 use volume::VolumeId;
 
+use super::block::{self, DeviceId};
 use super::cgroup::Cgroups;
 use super::targets::Targets;
-use super::{ActError, LookError, block};
+use super::{ActError, LookError, RevokedDetach};
 
 mod limits;
 
@@ -59,26 +60,6 @@ impl DeviceObserver for NoObserver {
     }
 
     fn withdraw(&self, _: DeviceNumber) {}
-}
-
-/// A detach of a published device by another process, which the plugin revoked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RevokedDetach {
-    pub volume: VolumeId,
-    pub device: Number,
-}
-
-/// The numbers of a device, which are not used again while it is open.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DeviceId {
-    pub(super) number: Number,
-    pub(super) dev: DeviceNumber,
-}
-
-impl DeviceId {
-    fn of(device: &Device) -> Self {
-        Self { number: device.number(), dev: device.dev() }
-    }
 }
 
 /// Published devices, and former ones.

@@ -15,12 +15,13 @@ use tracing::{error, warn};
 use units::Bytes;
 use volume::{Access, DiskFault, IoLimits, IoThrottle, OpenError, PodFreezer, Store, VolumeId, Volumes as _};
 
+use super::block::{self, DeviceId};
 use super::cgroup::Cgroups;
-use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
+use super::devices::{DeviceObserver, NoObserver, PublishedDevices};
 use super::filesystem::PublishedDirectories;
 use super::freezing::{PublishedPods, this_program};
 use super::path::{self, create, remove, unmount};
-use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
+use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, filesystem};
 use crate::layout::{DEVICES, matches};
 use crate::plan::{Device, Elsewhere, Step, Target, Volume, VolumeView};
 use crate::request::{LookRequest, Mode, Purpose, Sharing, TargetPath};
