@@ -17,7 +17,7 @@ use volume::{Copying, Drifted, SourcePauses, VolumeGuard, VolumeId, VolumeLocks,
 
 use crate::Metrics;
 use crate::backoff::Attempts;
-use crate::claim::apply::CreatedPvs;
+use crate::claim::created::CreatedPvs;
 use crate::claim::ended::EndedClaims;
 use crate::claim::plan;
 use crate::classes::Classes;

@@ -3,7 +3,7 @@
 //! request delays the PVs behind it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cluster::{EVENT_RATE, RateLimiter};
@@ -18,7 +18,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
 
 use crate::Metrics;
-use crate::context::{Provisioner, RunError};
 
 /// Maximum number of queued events: more than a burst of claims has.
 const CAPACITY: usize = 1024;
@@ -128,6 +127,39 @@ impl EventQueue {
         waiting.events.remove(position)
     }
 
+    /// Sends events until the service is cancelled, and then the remaining ones.
+    pub(crate) async fn run<F: Future<Output = ()>>(&self, cx: Context, send: impl Fn(QueuedEvent) -> F) {
+        let mut sending = FuturesUnordered::new();
+        cx.healthy();
+        while !cx.is_cancelled() {
+            while sending.len() < PARALLEL
+                && let Some(event) = self.next()
+            {
+                sending.push(send(event));
+            }
+            tokio::select! {
+                () = cx.cancelled() => {}
+                Some(()) = sending.next() => {}
+                () = self.wait(), if sending.len() < PARALLEL => {}
+            }
+        }
+        let rest = async {
+            loop {
+                while sending.len() < PARALLEL
+                    && let Some(event) = self.pop()
+                {
+                    sending.push(send(event));
+                }
+                if sending.next().await.is_none() {
+                    return;
+                }
+            }
+        };
+        if timeout(LAST, rest).await.is_err() {
+            warn!("events not sent before the stop were dropped");
+        }
+    }
+
     /// Removes the oldest event, even if it waits for writes.
     fn pop(&self) -> Option<QueuedEvent> {
         self.waiting().events.pop_front()
@@ -173,41 +205,6 @@ impl QueuedEvent {
             && self.event.action == other.event.action
             && self.event.secondary == other.event.secondary
     }
-}
-
-/// Sends events until it is cancelled, and then the remaining ones.
-pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
-    let events = &provisioner.events;
-    let mut sending = FuturesUnordered::new();
-    cx.healthy();
-    while !cx.is_cancelled() {
-        while sending.len() < PARALLEL
-            && let Some(event) = events.queue.next()
-        {
-            sending.push(events.send(event));
-        }
-        tokio::select! {
-            () = cx.cancelled() => {}
-            Some(()) = sending.next() => {}
-            () = events.queue.wait(), if sending.len() < PARALLEL => {}
-        }
-    }
-    let rest = async {
-        loop {
-            while sending.len() < PARALLEL
-                && let Some(event) = events.queue.pop()
-            {
-                sending.push(events.send(event));
-            }
-            if sending.next().await.is_none() {
-                return;
-            }
-        }
-    };
-    if timeout(LAST, rest).await.is_err() {
-        warn!("events not sent before the stop were dropped");
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
+use supervisor::Context;
 use tokio::time::Instant;
 use tracing::warn;
 use units::Bytes;
@@ -481,8 +482,13 @@ impl Events {
         self.queue.add(QueuedEvent { event, regarding, due: Instant::now() + wait, limit });
     }
 
+    /// Sends queued events until the service is cancelled.
+    pub(crate) async fn run(&self, cx: Context) {
+        self.queue.run(cx, |event| self.send(event)).await;
+    }
+
     /// Sends an event. A failure is only logged: the operation does not depend on its event.
-    pub(crate) async fn send(&self, QueuedEvent { event, regarding, .. }: QueuedEvent) {
+    async fn send(&self, QueuedEvent { event, regarding, .. }: QueuedEvent) {
         if let Err(error) = self.recorder.publish(&event, &regarding).await {
             warn!(reason = event.reason, name = regarding.name, error = causes::of(&error), "event not published");
         }

@@ -18,6 +18,7 @@ mod claim {
     pub(crate) mod apply;
     pub(crate) mod bound;
     pub(crate) mod conditions;
+    pub(crate) mod created;
     pub(crate) mod ended;
     pub(crate) mod plan;
     pub(crate) mod source;
@@ -57,6 +58,7 @@ mod modify {
 }
 mod node_events;
 mod notice;
+mod parts;
 mod pv {
     pub(crate) mod apply;
     pub(crate) mod object;
@@ -86,8 +88,8 @@ mod topology;
 pub use capacity::apply::{WithdrawError, withdraw_capacity};
 use cluster::quantity;
 pub use context::RunError;
-pub use controller::{Settings, run};
 pub use metrics::Metrics;
 pub use notice::{Notice, NoticeQueue, Notices, Pod, notices};
+pub use parts::{Settings, run};
 pub use snapshot::support::{SnapshotRequirement, SnapshotSupport};
 pub use volume::FINALIZER;

@@ -1,8 +1,8 @@
 //! Creates the volume and the PV of a claim that waits for this node.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use apiclient::is_missing;
@@ -13,12 +13,13 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Claim, Cloning, Record, VolumeId, Volumes};
 
 use crate::backoff::{self, Retry};
 use crate::claim::bound;
+use crate::claim::created::UNTIL_BOUND;
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection, Source};
 use crate::claim::source::{self, CloneError, Obstacle};
 use crate::class;
@@ -30,29 +31,8 @@ use crate::resize;
 use crate::snapshot::object::{Content, Snapshot};
 use crate::topology::Topologies;
 
-/// Time until the next pass over a claim that is not bound yet. If the PV is deleted before the claim is bound, the
-/// claim does not change, so that no event starts a pass.
-const UNTIL_BOUND: Duration = Duration::from_secs(30);
-
 /// Time after which the event `Provisioning` announces the work.
 const SLOW: Duration = Duration::from_secs(5);
-
-/// Volumes whose PVs were created or found in the last 30 seconds. Passes do not request these PVs again.
-#[derive(Debug, Default)]
-pub(crate) struct CreatedPvs(Mutex<HashMap<VolumeId, Instant>>);
-
-impl CreatedPvs {
-    fn add(&self, id: &VolumeId) {
-        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.retain(|_, created| created.elapsed() < UNTIL_BOUND);
-        recent.insert(id.clone(), Instant::now());
-    }
-
-    fn is_recent(&self, id: &VolumeId) -> bool {
-        let recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.get(id).is_some_and(|created| created.elapsed() < UNTIL_BOUND)
-    }
-}
 
 /// Creates the volume of a claim that waits for this node, or serves a claim that is bound to a volume of this node.
 pub(crate) async fn reconcile_claim(
