@@ -45,4 +45,4 @@ pub use request::{
     LookRequest, Mode, PathError, Publish, Purpose, Range, RequestError, Sharing, Stats, TargetPath, Unpublish,
 };
 pub use server::ServeError;
-pub use status::{Call, Failure};
+pub use status::{Call, Failure, PathRole};

@@ -26,7 +26,7 @@ use crate::identity::node_info;
 use crate::layout::{DEVICES, matches};
 use crate::plan::{self, PlanError, Step, Volume};
 use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish, signed};
-use crate::status::{Call, CallError, Failure};
+use crate::status::{Call, CallError, Failure, PathRole};
 
 /// The kubelet still reads the volume condition, which CSI 1.13 replaces by the volume health.
 const CAPABILITIES: [rpc::Type; 6] = [
@@ -43,7 +43,7 @@ pub trait Operation: Sized + Send + 'static {
     type Message: Send + Sync;
     type Response: Send + 'static;
 
-    const CALL: Call;
+    const CALL: &'static Call;
     /// Parses a message, given the kubelet's directory. Fails if a field of the message is missing or invalid.
     const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError>;
 
@@ -68,7 +68,7 @@ fn parse<O: Operation>(message: &O::Message, kubelet: &Path) -> Result<O, CallEr
 fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, CallError> {
     operation.run(host).map_err(|source| {
         let (volume, target) = operation.place();
-        let path = target.map(|target| target.full().to_owned());
+        let path = target.map(|target| target.full().into());
         CallError::Failed { call: O::CALL, volume: volume.clone(), path, source }
     })
 }
@@ -89,10 +89,10 @@ pub(crate) struct NodeService<H> {
 impl<H: Host> NodeService<H> {
     async fn call<O: Operation>(&self, message: &O::Message) -> Result<Response<O::Response>, Status> {
         let operation: O = parse(message, &self.kubelet)?;
-        let guards = match O::CALL {
-            // Statistics and health need no lock, because these calls change nothing. The kubelet requests them often.
-            Call::Stats | Call::Health => (None, Arc::clone(&self.looks).acquire_owned().await.ok()),
-            Call::Publish | Call::Unpublish | Call::Expand => (Some(self.locks.lock(operation.place().0).await), None),
+        let guards = if O::CALL.is_locked {
+            (Some(self.locks.lock(operation.place().0).await), None)
+        } else {
+            (None, Arc::clone(&self.looks).acquire_owned().await.ok())
         };
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
@@ -111,7 +111,7 @@ impl Operation for Publish {
     type Message = NodePublishVolumeRequest;
     type Response = NodePublishVolumeResponse;
 
-    const CALL: Call = Call::Publish;
+    const CALL: &'static Call = &Call { verb: "publish", path: PathRole::Target, is_locked: true };
     const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
@@ -149,7 +149,7 @@ impl Operation for Unpublish {
     type Message = NodeUnpublishVolumeRequest;
     type Response = NodeUnpublishVolumeResponse;
 
-    const CALL: Call = Call::Unpublish;
+    const CALL: &'static Call = &Call { verb: "unpublish", path: PathRole::Target, is_locked: true };
     const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
@@ -174,7 +174,7 @@ impl Operation for Expand {
     type Message = NodeExpandVolumeRequest;
     type Response = NodeExpandVolumeResponse;
 
-    const CALL: Call = Call::Expand;
+    const CALL: &'static Call = &Call { verb: "expand", path: PathRole::Location, is_locked: true };
     const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
@@ -201,7 +201,8 @@ impl Operation for Stats {
     type Message = NodeGetVolumeStatsRequest;
     type Response = NodeGetVolumeStatsResponse;
 
-    const CALL: Call = Call::Stats;
+    // Statistics and health need no lock, because these calls change nothing. The kubelet requests them often.
+    const CALL: &'static Call = &Call { verb: "read the statistics of", path: PathRole::Location, is_locked: false };
     const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
@@ -238,7 +239,7 @@ impl Operation for Check {
     type Message = NodeGetVolumeHealthRequest;
     type Response = NodeGetVolumeHealthResponse;
 
-    const CALL: Call = Call::Health;
+    const CALL: &'static Call = &Call { verb: "read the health of", path: PathRole::Location, is_locked: false };
     const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {

@@ -123,6 +123,9 @@ pub enum PlanError {
     Differs,
     #[error("another volume is published at the target; unpublish that volume first")]
     OtherVolume,
+    /// Not a target of the volume that is unpublished.
+    #[error("another volume is published at the target; unpublish that volume first")]
+    NotTarget,
     #[error("another file system is mounted at the target; unmount it")]
     Foreign,
     #[error("the target exists and is not {wanted}; inspect it, then remove it")]
@@ -190,7 +193,7 @@ pub(crate) fn unpublish(seen: &VolumeView) -> Result<Vec<Step>, PlanError> {
         (Target::NoParent | Target::Absent, _) => vec![],
         (Target::Bare(_), _) => vec![Step::RemoveTarget],
         (Target::Published(_) | Target::Stale, _) => vec![Step::Unmount, Step::RemoveTarget],
-        (Target::OtherVolume, _) => return Err(PlanError::OtherVolume),
+        (Target::OtherVolume, _) => return Err(PlanError::NotTarget),
         (Target::Foreign, _) => return Err(PlanError::Foreign),
         (Target::Obstructed, _) => return Err(PlanError::NotRemovable),
     };

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use loopdev::AttachError;
 use tonic::{Code, Status};
@@ -25,25 +25,28 @@ fn status(code: Code, error: &dyn Error) -> Status {
     Status::new(code, message)
 }
 
-/// A call of the Node service with an operation. The code of some errors depends on the call.
+/// Properties of a call of the Node service with an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
-    Publish,
-    Unpublish,
-    Expand,
-    Stats,
-    Health,
+pub struct Call {
+    /// Verb of errors.
+    pub verb: &'static str,
+    pub path: PathRole,
+    /// Whether the call takes the lock of its volume.
+    pub is_locked: bool,
+}
+
+/// Meaning of the path of a request. The code for a path where nothing can be published depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathRole {
+    /// The call changes the target at the path, so that the path is invalid.
+    Target,
+    /// The volume is at the path, so that it is not found.
+    Location,
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Publish => "publish",
-            Self::Unpublish => "unpublish",
-            Self::Expand => "expand",
-            Self::Stats => "read the statistics of",
-            Self::Health => "read the health of",
-        })
+        f.write_str(self.verb)
     }
 }
 
@@ -61,9 +64,9 @@ pub enum Failure {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("invalid request")]
-    Request { call: Call, source: RequestError },
+    Request { call: &'static Call, source: RequestError },
     #[error("cannot {call} volume {volume}{}", path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default())]
-    Failed { call: Call, volume: VolumeId, path: Option<PathBuf>, source: Failure },
+    Failed { call: &'static Call, volume: VolumeId, path: Option<Box<Path>>, source: Failure },
 }
 
 /// A call of the Controller service that changes a volume.
@@ -223,19 +226,15 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
 impl From<CallError> for Status {
     fn from(error: CallError) -> Self {
         let code = match &error {
-            // A path where nothing can be published has no volume.
             CallError::Request {
-                call: Call::Expand | Call::Stats | Call::Health,
+                call: Call { path: PathRole::Location, .. },
                 source: RequestError::Path { source: PathError::Outside { .. }, .. },
             }
             | CallError::Failed {
-                call: Call::Expand | Call::Stats | Call::Health,
+                call: Call { path: PathRole::Location, .. },
                 source: Failure::Look(LookError::Link { .. }),
                 ..
             } => Code::NotFound,
-            CallError::Failed { call: Call::Unpublish, source: Failure::Refused(PlanError::OtherVolume), .. } => {
-                Code::FailedPrecondition
-            }
             CallError::Request { source, .. } => of_request(source),
             CallError::Failed { source, .. } => of_failure(source),
         };
@@ -275,6 +274,7 @@ fn of_failure(failure: &Failure) -> Code {
             PlanError::NoParent
             | PlanError::Foreign
             | PlanError::Obstructed { .. }
+            | PlanError::NotTarget
             | PlanError::NotRemovable
             | PlanError::InUse => Code::FailedPrecondition,
             PlanError::Size { .. } => Code::OutOfRange,
@@ -340,27 +340,29 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::node::Operation as _;
+    use crate::request::{Check, Expand, Publish, Stats, Unpublish};
 
-    fn failed(call: Call, source: impl Into<Failure>) -> Status {
+    fn failed(call: &'static Call, source: impl Into<Failure>) -> Status {
         let volume = "pvc-1".parse().expect("an identifier");
-        CallError::Failed { call, volume, path: Some("/k/t".into()), source: source.into() }.into()
+        CallError::Failed { call, volume, path: Some(Path::new("/k/t").into()), source: source.into() }.into()
     }
 
-    fn invalid(call: Call, source: RequestError) -> Code {
+    fn invalid(call: &'static Call, source: RequestError) -> Code {
         Status::from(CallError::Request { call, source }).code()
     }
 
     #[test]
     fn refusals_have_the_codes_of_the_specification() {
         for (call, refusal, code) in [
-            (Call::Publish, PlanError::OtherVolume, Code::AlreadyExists),
-            (Call::Unpublish, PlanError::OtherVolume, Code::FailedPrecondition),
-            (Call::Publish, PlanError::Unknown, Code::NotFound),
-            (Call::Publish, PlanError::Differs, Code::AlreadyExists),
-            (Call::Publish, PlanError::InUse, Code::FailedPrecondition),
-            (Call::Publish, PlanError::NotAnnounced, Code::Unavailable),
-            (Call::Publish, PlanError::Mode { is: crate::Mode::Block }, Code::InvalidArgument),
-            (Call::Expand, PlanError::Size { size: units::Bytes::GIB }, Code::OutOfRange),
+            (Publish::CALL, PlanError::OtherVolume, Code::AlreadyExists),
+            (Unpublish::CALL, PlanError::NotTarget, Code::FailedPrecondition),
+            (Publish::CALL, PlanError::Unknown, Code::NotFound),
+            (Publish::CALL, PlanError::Differs, Code::AlreadyExists),
+            (Publish::CALL, PlanError::InUse, Code::FailedPrecondition),
+            (Publish::CALL, PlanError::NotAnnounced, Code::Unavailable),
+            (Publish::CALL, PlanError::Mode { is: crate::Mode::Block }, Code::InvalidArgument),
+            (Expand::CALL, PlanError::Size { size: units::Bytes::GIB }, Code::OutOfRange),
         ] {
             assert_eq!(failed(call, refusal).code(), code, "{call} {refusal}");
         }
@@ -369,17 +371,17 @@ mod tests {
     #[test]
     fn paths_outside_have_the_codes_of_their_calls() {
         for (call, code) in [
-            (Call::Publish, Code::InvalidArgument),
-            (Call::Unpublish, Code::InvalidArgument),
-            (Call::Expand, Code::NotFound),
-            (Call::Stats, Code::NotFound),
-            (Call::Health, Code::NotFound),
+            (Publish::CALL, Code::InvalidArgument),
+            (Unpublish::CALL, Code::InvalidArgument),
+            (Expand::CALL, Code::NotFound),
+            (Stats::CALL, Code::NotFound),
+            (Check::CALL, Code::NotFound),
         ] {
             assert_eq!(failed(call, LookError::Link { parent: "pods".into() }).code(), code, "{call}");
             let outside = PathError::Outside { kubelet: "/k".into() };
             assert_eq!(invalid(call, RequestError::Path { field: "path", source: outside }), code, "{call}");
         }
-        assert_eq!(invalid(Call::Expand, RequestError::Range { required: -1, limit: 0 }), Code::OutOfRange);
+        assert_eq!(invalid(Expand::CALL, RequestError::Range { required: -1, limit: 0 }), Code::OutOfRange);
     }
 
     #[test]
@@ -432,7 +434,7 @@ mod tests {
             assert!(controller.message().len() <= MESSAGE_MAX, "{controller}");
         }
         let found = RequestError::FilesystemType { found: long() };
-        let node = Status::from(CallError::Request { call: Call::Publish, source: found });
+        let node = Status::from(CallError::Request { call: Publish::CALL, source: found });
         assert!(node.message().len() <= MESSAGE_MAX, "{node}");
         assert!(node.message().starts_with("invalid request: file system"), "{node}");
     }
@@ -440,11 +442,11 @@ mod tests {
     #[test]
     fn messages_name_object_cause_and_remedy() {
         assert_eq!(
-            failed(Call::Publish, PlanError::Differs).message(),
+            failed(Publish::CALL, PlanError::Differs).message(),
             "cannot publish volume pvc-1 at /k/t: the volume is published at the target with other options; unpublish \
              it first"
         );
-        let refused = failed(Call::Publish, PlanError::Mode { is: crate::Mode::Block });
+        let refused = failed(Publish::CALL, PlanError::Mode { is: crate::Mode::Block });
         assert!(refused.message().ends_with("the volume is a block volume; set volumeMode of its claim to match"));
     }
 }

@@ -1,4 +1,4 @@
-//! The requirements of the CSI specification and of csi-sanity for a node plugin. README.md lists the tests.
+//! The requirements of the CSI specification and of csi-sanity for a node plugin. README.md lists the exceptions.
 
 mod access;
 mod at_once;

@@ -233,7 +233,7 @@ fn a_deleted_volume_is_unpublished_another_volume_is_not() {
     assert_eq!(unpublish(&deleted), Ok(vec![Step::Unmount, Step::RemoveTarget]));
     for volume in [SEEN.volume, Volume::Unknown, Volume::NotAnnounced, Volume::Damaged] {
         let neighbour = VolumeView { volume, target: Target::OtherVolume, ..SEEN };
-        assert_eq!(unpublish(&neighbour), Err(PlanError::OtherVolume));
+        assert_eq!(unpublish(&neighbour), Err(PlanError::NotTarget));
     }
 }
 
