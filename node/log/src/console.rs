@@ -20,13 +20,13 @@ const MOST: usize = 64 << 10;
 pub(crate) struct Console {
     /// Minimum level for records of other programs, because a serial console is slow.
     programs: Level,
-    state: Mutex<State>,
+    state: Mutex<Backlog>,
     /// Notified when text is queued and when the queue becomes empty.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Backlog {
     text: Vec<u8>,
     dropped: u64,
     /// For each gap in the text, the record that reports it.
@@ -34,7 +34,7 @@ struct State {
     is_writing: bool,
 }
 
-impl State {
+impl Backlog {
     fn add(&mut self, line: &str) {
         self.text.extend_from_slice(line.as_bytes());
         self.text.push(b'\n');
@@ -83,14 +83,14 @@ impl Console {
 
     /// Waits until all lines are written, at most for `limit`; returns `false` after the limit.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
-        let busy = |state: &mut State| state.is_writing || !state.text.is_empty();
+        let busy = |state: &mut Backlog| state.is_writing || !state.text.is_empty();
         let waited = self.changed.wait_timeout_while(self.state(), limit, busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Waits for text and takes it with its gaps. Call [`written`](Self::written) afterwards.
     fn take(&self) -> (Vec<u8>, Vec<Record>) {
-        let empty = |state: &mut State| state.text.is_empty();
+        let empty = |state: &mut Backlog| state.text.is_empty();
         let mut state = self.changed.wait_while(self.state(), empty).unwrap_or_else(PoisonError::into_inner);
         state.end_gap();
         state.is_writing = true;
@@ -111,7 +111,7 @@ impl Console {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Backlog> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

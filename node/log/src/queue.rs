@@ -16,12 +16,12 @@ const ENOUGH: usize = 64 << 10;
 /// Queue between the threads that log, which never wait, and the thread that writes.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<Lines>,
     wake: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Lines {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
     dropped: u64,
@@ -72,7 +72,7 @@ impl Queue {
 
     /// Waits for work, at most `limit`. Takes lines only if `wanted`.
     pub(crate) fn take(&self, limit: Duration, wanted: bool) -> Taken {
-        let idle = |state: &mut State| !state.is_closed && state.place.is_none() && !(wanted && state.bytes >= ENOUGH);
+        let idle = |state: &mut Lines| !state.is_closed && state.place.is_none() && !(wanted && state.bytes >= ENOUGH);
         let waited = self.wake.wait_timeout_while(self.state(), limit, idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let mut taken = Taken { is_closed: state.is_closed, place: state.place.take(), ..Taken::default() };
@@ -84,7 +84,7 @@ impl Queue {
         taken
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Lines> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

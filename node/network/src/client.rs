@@ -33,7 +33,7 @@ pub(crate) enum Change {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum LeaseState {
     /// Requests offers, if possible of the previous address.
     Selecting {
         wished: Option<Ipv4Addr>,
@@ -51,7 +51,7 @@ enum State {
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     hardware: Hardware,
-    state: State,
+    state: LeaseState,
     transaction: u32,
     /// Number of messages without a valid answer.
     attempts: u32,
@@ -68,7 +68,7 @@ impl Client {
     pub(crate) fn new(hardware: Hardware, seed: u64) -> Self {
         let mut client = Self {
             hardware,
-            state: State::Selecting { wished: None },
+            state: LeaseState::Selecting { wished: None },
             transaction: 0,
             attempts: 0,
             began: Duration::ZERO,
@@ -95,10 +95,10 @@ impl Client {
             return (None, None);
         }
         match self.state.clone() {
-            State::Selecting { wished } => (Some(self.discover(now, wished)), None),
-            State::Taking { .. } if self.attempts >= TAKES => (Some(self.select(now, None)), None),
-            State::Taking { offer } => (Some(self.take(now, &offer)), None),
-            State::Bound { lease, since } => self.keep(now, lease, since),
+            LeaseState::Selecting { wished } => (Some(self.discover(now, wished)), None),
+            LeaseState::Taking { .. } if self.attempts >= TAKES => (Some(self.select(now, None)), None),
+            LeaseState::Taking { offer } => (Some(self.take(now, &offer)), None),
+            LeaseState::Bound { lease, since } => self.keep(now, lease, since),
         }
     }
 
@@ -108,26 +108,26 @@ impl Client {
             return (None, None);
         }
         match (self.state.clone(), &reply.answer) {
-            (State::Selecting { .. }, Answer::Offer(offer)) => {
-                self.state = State::Taking { offer: offer.clone() };
+            (LeaseState::Selecting { .. }, Answer::Offer(offer)) => {
+                self.state = LeaseState::Taking { offer: offer.clone() };
                 self.attempts = 0;
                 (Some(self.take(now, offer)), None)
             }
-            (State::Taking { offer }, Answer::Acknowledge(lease)) if offer.server == reply.server => {
+            (LeaseState::Taking { offer }, Answer::Acknowledge(lease)) if offer.server == reply.server => {
                 (None, Some(self.bind(now, lease.clone())))
             }
             // The server gave the address to another client. Wait, to avoid a busy loop.
-            (State::Taking { offer }, Answer::Nak) if offer.server == reply.server => {
-                self.state = State::Selecting { wished: None };
+            (LeaseState::Taking { offer }, Answer::Nak) if offer.server == reply.server => {
+                self.state = LeaseState::Selecting { wished: None };
                 self.attempts = self.attempts.max(1);
                 self.deadline = Some(now.saturating_add(self.pause()));
                 (None, None)
             }
             // No request is outstanding before the renewal time.
-            (State::Bound { .. }, Answer::Acknowledge(lease)) if self.attempts > 0 => {
+            (LeaseState::Bound { .. }, Answer::Acknowledge(lease)) if self.attempts > 0 => {
                 (None, Some(self.bind(now, lease.clone())))
             }
-            (State::Bound { lease, .. }, Answer::Nak) if self.attempts > 0 => {
+            (LeaseState::Bound { lease, .. }, Answer::Nak) if self.attempts > 0 => {
                 (Some(self.select(now, None)), Some(Change::Lost(lease)))
             }
             _ => (None, None),
@@ -138,7 +138,7 @@ impl Client {
         self.attempts = 0;
         self.began = now;
         self.transaction = self.draw();
-        self.state = State::Selecting { wished };
+        self.state = LeaseState::Selecting { wished };
         self.discover(now, wished)
     }
 
@@ -160,7 +160,7 @@ impl Client {
     fn bind(&mut self, now: Duration, lease: Lease) -> Change {
         self.attempts = 0;
         self.deadline = lease.times().map(|times| now.saturating_add(times.renewal));
-        self.state = State::Bound { lease: lease.clone(), since: now };
+        self.state = LeaseState::Bound { lease: lease.clone(), since: now };
         Change::Bound(lease)
     }
 

@@ -40,7 +40,7 @@ const DEEPEST: usize = 128;
 /// ```
 pub fn strays(dir: impl AsFd, project: ProjectId) -> Result<Strays, FsError> {
     let top = Directory::reopen(dir.as_fd())?;
-    Ok(Strays { project, state: State::Top(top), levels: Vec::new(), left: None })
+    Ok(Strays { project, step: Step::Top(top), levels: Vec::new(), left: None })
 }
 
 /// An inode that is not counted to the project, or a directory whose new files would not be.
@@ -88,14 +88,14 @@ impl Drift {
 #[derive(Debug)]
 pub struct Strays {
     project: ProjectId,
-    state: State,
+    step: Step,
     levels: Vec<Level>,
     left: Option<u64>,
 }
 
 /// The next step.
 #[derive(Debug)]
-enum State {
+enum Step {
     /// Check the directory itself.
     Top(Directory),
     /// Enter this subdirectory of the current level.
@@ -117,10 +117,10 @@ impl Iterator for Strays {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let found = match std::mem::replace(&mut self.state, State::Beside) {
-                State::Top(dir) => self.top(dir),
-                State::Below(name) => self.enter(name).map(|()| None),
-                State::Beside => {
+            let found = match std::mem::replace(&mut self.step, Step::Beside) {
+                Step::Top(dir) => self.top(dir),
+                Step::Below(name) => self.enter(name).map(|()| None),
+                Step::Beside => {
                     let level = self.levels.last_mut()?;
                     match level.entries.next() {
                         Some(Ok(entry)) => self.look(&entry),
@@ -173,7 +173,7 @@ impl Strays {
         // The inode was deleted after the directory was read.
         let Some(inode) = found else { return Ok(None) };
         if inode.is_directory() {
-            self.state = State::Below(name.to_owned());
+            self.step = Step::Below(name.to_owned());
         }
         let drift = Drift::of(&inode, self.project);
         Ok(drift.map(|drift| Stray { path: self.path(Some(name.to_bytes())), drift }))

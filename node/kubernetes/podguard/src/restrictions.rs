@@ -26,13 +26,13 @@ pub enum Enforcement {
 /// Restrictions of pods. The state outlives a restart of the service that loads the programs.
 #[derive(Debug)]
 pub struct Restrictions {
-    state: Mutex<State>,
+    state: Mutex<GuardState>,
     enforcement: watch::Sender<Enforcement>,
     notices: Notices,
 }
 
 #[derive(Debug)]
-struct State {
+struct GuardState {
     guard: Option<Guard>,
     /// Loop devices of published volumes, including volumes that were published before a guard was loaded.
     published: BTreeSet<DeviceNumber>,
@@ -45,7 +45,7 @@ impl Restrictions {
     /// Creates the state without programs. `links` is the kubelet's directory with links to the logs of containers.
     pub fn new(links: impl Into<PathBuf>, notices: Notices) -> Self {
         let denials = Denials::new(links.into());
-        let state = State { guard: None, published: BTreeSet::new(), past: [0; Operation::ALL.len()], denials };
+        let state = GuardState { guard: None, published: BTreeSet::new(), past: [0; Operation::ALL.len()], denials };
         Self { state: Mutex::new(state), enforcement: watch::Sender::default(), notices }
     }
 
@@ -147,7 +147,7 @@ impl Restrictions {
         self.notices.send(notice);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GuardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,12 +23,12 @@ use crate::pv::plan::{self, PvPlan};
 #[derive(Debug)]
 pub(crate) struct PvIndex {
     node: String,
-    state: Mutex<State>,
+    state: Mutex<IndexState>,
     changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct IndexState {
     /// Moment up to which the index is complete; `None` before the first complete list.
     complete: Option<Instant>,
     pvs: ByVolume,
@@ -130,7 +130,7 @@ impl PvIndex {
         self.wait_for(|state| state.complete.is_some()).await;
     }
 
-    async fn wait_for(&self, is_reached: impl Fn(&State) -> bool) {
+    async fn wait_for(&self, is_reached: impl Fn(&IndexState) -> bool) {
         let mut changed = self.changed.subscribe();
         while !is_reached(&self.state()) {
             // The sender is in `self`, so it is not dropped.
@@ -140,12 +140,12 @@ impl PvIndex {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IndexState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl IndexState {
     fn is_current(&self) -> bool {
         self.complete.is_some() && !self.is_broken
     }

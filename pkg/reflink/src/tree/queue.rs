@@ -7,7 +7,7 @@ use super::error::TreeError;
 
 #[derive(Debug)]
 pub(super) struct Queue<W> {
-    state: Mutex<State<W>>,
+    state: Mutex<QueueState<W>>,
     changed: Condvar,
     limit: usize,
 }
@@ -24,7 +24,7 @@ pub(super) enum Next {
 }
 
 #[derive(Debug)]
-struct State<W> {
+struct QueueState<W> {
     /// Waiting work. The last piece is done first, so that deeper directories are closed sooner.
     waiting: Vec<W>,
     /// Number of threads that have work and may add more.
@@ -37,7 +37,7 @@ struct State<W> {
 impl<W> Queue<W> {
     pub(super) fn new(first: W, limit: usize) -> Self {
         Self {
-            state: Mutex::new(State { waiting: vec![first], busy: 0, idle: 0, failure: None }),
+            state: Mutex::new(QueueState { waiting: vec![first], busy: 0, idle: 0, failure: None }),
             changed: Condvar::new(),
             limit,
         }
@@ -100,7 +100,7 @@ impl<W> Queue<W> {
         state.failure.map_or(Ok(()), Err)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<W>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<W>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
