@@ -29,6 +29,8 @@ const WORKER: &str = "granary-1";
 const PORT: u16 = 8080;
 const KEY: &str = "node.granary.dev/wg-pubkey";
 const KUBELET: u16 = 10250;
+/// Part of the error of each write of a removed node.
+const REJECTION: &str = "this node was removed from the cluster";
 /// Note that a pod sends to another pod as plain text.
 const SECRET: &str = "over-the-mesh-and-not-in-the-clear";
 
@@ -378,6 +380,8 @@ async fn a_removed_node_has_no_access(
         serde_json::from_value(json!({"metadata": {"name": "granary-removed-nodes"}, "data": {WORKER: ""}}))?;
     let maps: Api<ConfigMap> = case.api_of("kube-system");
     maps.create(&PostParams::default(), &removed).await.map_err(Failure::api("refuse a node"))?;
+    writes_are_denied(&cluster.client()).await?;
+    step("the API server denies writes of the node");
     let nodes = case.cluster::<NodeObject>();
     nodes.delete(WORKER, &DeleteParams::default()).await.map_err(Failure::api("delete a node"))?;
     eventually(PATIENCE, "the node to be out of the mesh", async || {
@@ -396,18 +400,21 @@ async fn a_removed_node_has_no_access(
     };
     let before = sent();
     assert!(before > 0, "the capture has no packet of the mesh");
+    let asked = here.fetch(address, &question(there)).await;
+    // The kubelet writes an event when it stops a container. Otherwise, it would write only after the garbage
+    // collection of pods, which deletes those of a removed node after 40 to 60 s.
+    let deleted = case.api::<PodObject>().delete(there.name(), &DeleteParams::default()).await;
+    deleted.map_err(Failure::api("delete a pod"))?;
     // The test //node/kubernetes/reconciler:identity_envtest shows that the kubelet does not create the Node again at
     // its next start.
     let rejection = eventually(PATIENCE, "the API server to reject what the node writes", async || {
         let console = console();
         let later = String::from_utf8_lossy(&console[before_removal..]);
-        let line = later.lines().find(|line| line.contains("this node was removed from the cluster"));
+        let line = later.lines().find(|line| line.contains(REJECTION));
         let seen = || Seen::NotYet(format!("{} bytes more on the console", later.len()));
         Ok(line.map_or_else(seen, |line| Seen::Done(line.to_owned())))
-    });
-    let question = question(there);
-    let (asked, rejection) = tokio::join!(here.fetch(address, &question), rejection);
-    let rejection = rejection?;
+    })
+    .await?;
     step("the API server rejects what the removed node writes");
     println!("{rejection}");
     let Err(Failure::Pod { message, .. }) = &asked else { panic!("{asked:?}") };
@@ -416,4 +423,23 @@ async fn a_removed_node_has_no_access(
     assert!(is_silent, "{message}");
     assert_eq!(sent(), before);
     Ok(())
+}
+
+/// Waits until the policy of removed nodes denies the writes of the worker's kubelet. The control plane writes the name
+/// into the policy after the name is in the ConfigMap.
+async fn writes_are_denied(administrator: &Client) -> Result<(), Failure> {
+    let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": WORKER}});
+    let lease = serde_json::to_vec(&lease)?;
+    eventually(PATIENCE, "the API server to deny writes of the node", async || {
+        let request = http::Request::post("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases?dryRun=All")
+            .header("Content-Type", "application/json")
+            .header("Impersonate-User", format!("system:node:{WORKER}"))
+            .header("Impersonate-Group", "system:nodes");
+        let request = request.body(lease.clone()).map_err(Failure::Request)?;
+        Ok(match administrator.request_text(request).await {
+            Err(kube::Error::Api(status)) if status.message.contains(REJECTION) => Seen::Done(()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    })
+    .await
 }
