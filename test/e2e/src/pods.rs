@@ -4,6 +4,7 @@ use crate::cost::cost;
 use crate::watch::watch;
 use crate::{Case, Failure, PATIENCE, Pod, Seen, Server, eventually};
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -59,7 +60,9 @@ impl Case {
 
     /// Changes an annotation of a pod, so that the kubelet synchronizes the pod and its volumes now.
     pub async fn touch(&self, pod: &str) -> Result<(), Failure> {
-        let patch = json!({"metadata": {"annotations": {"e2e.granary.dev/touched": "yes"}}});
+        // Another value at each call: the kubelet ignores an update without a change.
+        let now = Timestamp::now().to_string();
+        let patch = json!({"metadata": {"annotations": {"e2e.granary.dev/touched": now}}});
         let patched = self.pods().patch(pod, &PatchParams::default(), &Patch::Merge(patch)).await;
         patched.map(drop).map_err(Failure::api(format!("annotate pod {pod}")))
     }

@@ -224,8 +224,12 @@ async fn does_not_fit(case: &Case) -> Result<(), Failure> {
     eventually(PATIENCE, &format!("an event or the status of {POD} with the reason"), async || {
         let mut texts = case.events(POD).await?;
         texts.extend(states(case).await?.into_iter().filter_map(|(_, state)| state.waiting?.message));
-        let found = texts.iter().any(|text| text.contains(&image) && text.contains("no space left on device"));
-        Ok(if found { Seen::Done(()) } else { Seen::NotYet(texts.join("; ")) })
+        if texts.iter().any(|text| text.contains(&image) && text.contains("no space left on device")) {
+            return Ok(Seen::Done(()));
+        }
+        // The kubelet publishes the error of a pull when it synchronizes the pod again, otherwise after 10 to 15 s.
+        case.touch(POD).await?;
+        Ok(Seen::NotYet(texts.join("; ")))
     })
     .await
 }
