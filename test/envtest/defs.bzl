@@ -2,14 +2,15 @@
 
 load("//tools/rust:defs.bzl", "rust_test")
 
-def envtest(name, size = "medium", tags = [], cpus = 2, data = [], dev_deps = [], env = {}, **kwargs):
+def envtest(name, size = "medium", tags = [], cpus = "1", data = [], dev_deps = [], env = {}, **kwargs):
     """A suite of //test/envtest as a test: the control plane's programs, a network of its own. A macro.
 
     Args:
         name: name of the test.
         size: as for every test.
         tags: as for every test.
-        cpus: how many CPUs the cases keep busy.
+        cpus: how many CPUs of the host the test keeps busy, as text, because it may be a fraction. The programs start with both
+            CPUs, but then mostly wait for each other and for the cases.
         data: as for every test.
         dev_deps: as for `rust_test`, beside //test/envtest.
         env: as for every test.
@@ -30,7 +31,7 @@ def envtest(name, size = "medium", tags = [], cpus = 2, data = [], dev_deps = []
         # The ports of the programs are fixed, so each suite gets its own loopback device.
         tags = tags + [
             "block-network",
-            "cpu:%d" % cpus,
+            "resources:cpu:" + cpus,
         ],
         use_libtest_harness = False,
         **kwargs
