@@ -31,6 +31,7 @@ use proto::csi::{
     ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
     ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume, list_snapshots_response,
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tonic::{Request, Response, Status};
@@ -47,6 +48,7 @@ use crate::controller::snapshots::Take;
 use crate::host::{Host, PathContents};
 use crate::identity::topology;
 use crate::request::{signed, volume_id};
+use crate::server::CONNECTIONS;
 use crate::status::{Change, ControllerError};
 
 const CAPABILITIES: [rpc::Type; 12] = [
@@ -69,6 +71,26 @@ const VOLUMES: usize = 10_000;
 /// Maximum number of entries with the health of a volume. Each entry has the faults of the disk, too.
 const HEALTH: usize = 1_000;
 
+/// Maximum number of calls that change volumes at the same time. A copy can take hours, and its call keeps a
+/// connection meanwhile: the kubelet needs the others, see [`CONNECTIONS`].
+const CHANGES: usize = CONNECTIONS / 2;
+
+/// Running calls that change volumes.
+#[derive(Debug, Clone)]
+pub(crate) struct Changes(Arc<Semaphore>);
+
+impl Default for Changes {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(CHANGES)))
+    }
+}
+
+impl Changes {
+    fn begin(&self) -> Result<OwnedSemaphorePermit, ControllerError> {
+        Arc::clone(&self.0).try_acquire_owned().map_err(|_| ControllerError::Busy { most: CHANGES })
+    }
+}
+
 pub(crate) struct ControllerService<H> {
     pub(crate) node: String,
     /// Source of the disk's faults.
@@ -77,6 +99,7 @@ pub(crate) struct ControllerService<H> {
     pub(crate) provisioner: Provisioner,
     /// Locks of the Node service, which both services use.
     pub(crate) locks: VolumeLocks,
+    pub(crate) changes: Changes,
 }
 
 impl<H: Host> ControllerService<H> {
@@ -99,15 +122,17 @@ impl<H: Host> ControllerService<H> {
         mut next: impl FnMut(&Result<T, ControllerError>) -> Option<Duration> + Send,
         change: impl Fn(&dyn Volumes, &VolumeId) -> Result<T, ControllerError> + Clone + Send + 'static,
     ) -> Result<T, ControllerError> {
-        let mut guard = self.locks.lock(id).await;
+        let begun = self.changes.begin()?;
+        let mut held = (self.locks.lock(id).await, begun);
         loop {
             let (id, change) = (id.clone(), change.clone());
-            let pass = move |volumes: &dyn Volumes| -> (VolumeGuard, Result<T, ControllerError>) {
-                (guard, change(volumes, &id))
-            };
+            let pass =
+                move |volumes: &dyn Volumes| -> ((VolumeGuard, OwnedSemaphorePermit), Result<T, ControllerError>) {
+                    (held, change(volumes, &id))
+                };
             let (returned, changed) = self.on_disk(pass).await;
             let Some(pause) = next(&changed) else { return changed };
-            guard = returned;
+            held = returned;
             sleep(pause).await;
         }
     }
@@ -486,6 +511,20 @@ fn unannounced(capability: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_leave_connections_to_the_kubelet() {
+        let changes = Changes::default();
+        let running: Vec<_> = (0..CONNECTIONS).map_while(|_| changes.begin().ok()).collect();
+        assert_eq!(running.len(), CONNECTIONS / 2);
+        let status = Status::from(changes.begin().expect_err("too many"));
+        assert_eq!(
+            (status.code(), status.message()),
+            (tonic::Code::Aborted, "32 calls change volumes; repeat the call later")
+        );
+        drop(running);
+        drop(changes.begin().expect("the calls have ended"));
+    }
 
     #[test]
     fn copies_that_wait_for_their_source_have_growing_pauses() {

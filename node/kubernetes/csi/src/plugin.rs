@@ -22,8 +22,8 @@ use tonic::service::Routes;
 use tracing::{error, info, warn};
 use volume::{VolumeId, VolumeLocks, Volumes};
 
-use crate::controller::ControllerService;
 use crate::controller::cluster_object::Provisioner;
+use crate::controller::{Changes, ControllerService};
 use crate::host::{Host, RevokedDetach, WatchReport};
 use crate::identity::IdentityService;
 use crate::leftovers::remove_empty_volume_data;
@@ -325,6 +325,7 @@ impl<H: Host> Plugin<H> {
                 volumes: Arc::clone(volumes),
                 provisioner: *provisioner,
                 locks: self.locks.clone(),
+                changes: Changes::default(),
             })
         });
         let services: &[_] = match &self.controller {

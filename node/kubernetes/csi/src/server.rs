@@ -30,7 +30,7 @@ const SOCKET_MODE: u32 = 0o600;
 /// Delay after a failed accept, for example with too many open files: a retry at once would fail again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Concurrent connections. The kubelet opens one per call.
-const CONNECTIONS: usize = 64;
+pub(crate) const CONNECTIONS: usize = 64;
 /// Concurrent calls of a connection. Further calls wait.
 const CALLS: u32 = 64;
 /// Interval and timeout of pings to idle clients.

@@ -103,6 +103,8 @@ impl fmt::Display for Change {
 pub(crate) enum ControllerError {
     #[error("invalid request")]
     Request(#[from] RequestError),
+    #[error("{most} calls change volumes; repeat the call later")]
+    Busy { most: usize },
     #[error("cannot {change} the volume")]
     Volume { change: Change, source: volume::Error },
     #[error("cannot read the record of the volume")]
@@ -147,6 +149,7 @@ impl From<ControllerError> for Status {
     fn from(error: ControllerError) -> Self {
         let code = match &error {
             ControllerError::Request(error) => of_request(error),
+            ControllerError::Busy { .. } => Code::Aborted,
             ControllerError::Volume { change, source } => of_store(*change, source),
             ControllerError::OfCluster { .. } | ControllerError::OfProvisioner { .. } => Code::FailedPrecondition,
             ControllerError::Conflict { .. } | ControllerError::OtherMembers { .. } => Code::AlreadyExists,
