@@ -46,7 +46,7 @@ while [ $# -gt 0 ]; do
         [ ! -x "$work/root/$path" ] || found=$path
     done
     [ -n "$found" ] || fail "its program $program is not in a layer"
-    for call in "nginx -v" "dig -v" "curl --version"; do
+    for call in "nginx -v" "dig -v" "curl --version" "ss -V" "wget --version"; do
         name=${call% *}
         [ -e "$work/root/usr/bin/$name" ] || continue
         execute "$work/root/usr/bin/$name" "${call#* }" || fail "$name does not start"
