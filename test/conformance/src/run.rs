@@ -9,6 +9,8 @@ use crate::report;
 use crate::results::{Outcome, Results, TestResult};
 use crate::test_list::{self, TestList};
 use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1 as core;
+use kube::{Api, Client};
 use launch::{Cluster, ClusterOptions, Options, SHUTDOWN_LIMIT, StepError};
 use std::error::Error;
 use std::fmt::Display;
@@ -16,9 +18,10 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::timeout;
 use units::Bytes;
 
 /// Memory for the tests of volumes and of the API server, which exceeds that of a demonstration.
@@ -26,6 +29,9 @@ const CONTROL_PLANE_MEMORY: Bytes = Bytes::new(3 << 30);
 const WORKER_MEMORY: Bytes = Bytes::new(2 << 30);
 /// The images of the tests use 8 % of the disk.
 const DATA_SIZE: Bytes = Bytes::new(16 << 30);
+
+/// kube-controller-manager removes the taint of a new node some seconds after the kubelet reports that it is Ready.
+const UNTAINTED_LIMIT: Duration = Duration::from_secs(300);
 
 const INTERRUPTED: &str = "interrupted";
 
@@ -78,6 +84,24 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<ExitCode, RunError> {
     Ok(if summary.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Waits until no node has a taint. Tests that need two nodes skip themselves if one of the nodes has a taint.
+async fn until_untainted(client: &Client, nodes: &[String]) -> Result<(), StepError> {
+    for name in nodes {
+        let all: Api<core::Node> = Api::all(client.clone());
+        let mut lost = None;
+        let untainted = timeout(UNTAINTED_LIMIT, launch::wait_for(all, name, is_untainted, &mut lost)).await;
+        untainted.map_err(|_| {
+            let cause = lost.map_or_else(|| format!("it has one after {UNTAINTED_LIMIT:?}"), |error| error.to_string());
+            StepError::of(format!("wait until the node {name} has no taint"))(cause)
+        })?;
+    }
+    Ok(())
+}
+
+fn is_untainted(node: Option<&core::Node>) -> bool {
+    node.is_some_and(|node| node.spec.as_ref().and_then(|spec| spec.taints.as_ref()).is_none_or(Vec::is_empty))
+}
+
 async fn list(arguments: &Arguments) -> Result<TestList, RunError> {
     images::check(arguments.all_archives(), &e2e::images(arguments).await?)?;
     Ok(e2e::tests(arguments).await?)
@@ -119,6 +143,7 @@ impl Run<'_> {
             () = interrupts.next() => return Err(INTERRUPTED.into()),
         };
         let kubeconfig = cluster.control_plane().kubeconfig().to_owned();
+        let (client, nodes) = (cluster.client(), cluster.names());
         // A terminal also interrupts the processes of the tests. `biased`: an interrupt is not a failure of a test.
         let ran: Result<(), RunError> = tokio::select! {
             biased;
@@ -126,9 +151,10 @@ impl Run<'_> {
             ended = cluster.ended() => {
                 return Err(format!("{} ended unexpectedly: {}", ended.what, ended.reason).into());
             }
-            ran = run_all(names, arguments.processes, results, |name| self.one(name, &kubeconfig)) => {
-                ran.map_err(RunError::from)
-            }
+            ran = async {
+                until_untainted(&client, &nodes).await?;
+                run_all(names, arguments.processes, results, |name| self.one(name, &kubeconfig)).await
+            } => ran.map_err(RunError::from),
         };
         let down = cluster.shut_down(SHUTDOWN_LIMIT).await;
         // An error of the tests has priority over one of the shutdown.
