@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use freezer::{FreezeError, Frozen, MARK, freeze, thaw_marked};
-use ktest_support::process::killed_before;
+use ktest_support::process::parent_killed_before;
 use ktest_support::{eventually, mount_cgroups, this_program};
 use nix::errno::Errno;
 use nix::libc;
@@ -225,7 +225,7 @@ fn a_killed_program_leaves_no_cgroup_frozen_for_a_second() {
     let (mut step, mut stages) = (0, Vec::new());
     loop {
         fs::write("/tmp/stage", "before").unwrap();
-        if !killed_before(step, |call| call.may_change_files(), work) {
+        if !parent_killed_before(step, |call| call.may_change_files(), work) {
             break;
         }
         let killed = Instant::now();

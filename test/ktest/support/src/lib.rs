@@ -1,5 +1,5 @@
 //! Fixtures of kernel tests: disks, mounts and network namespaces that are released on drop, and processes that are
-//! stopped at each system call.
+//! stopped at their system calls.
 //!
 //! `ktest` runs the test programs as root, each in its own guest. A missing disk or tool is a panic that names it. See
 //! README.md of ktest for examples.

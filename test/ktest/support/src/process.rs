@@ -1,4 +1,4 @@
-//! Forked copies of the test process that run one function, or are stopped at each system call.
+//! Forked copies of the test process that run one function, or are stopped at their system calls.
 //!
 //! ```no_run
 //! use ktest_support::process::killed_before;
@@ -17,9 +17,10 @@
 
 mod call;
 mod child;
+mod filter;
 mod flush;
 mod pinned;
-#[expect(unsafe_code, reason = "a fork is as safe as the work that is done in it")]
+#[expect(unsafe_code, reason = "a fork is as safe as the work that is done in it; seccomp(2) has no wrapper")]
 mod sys;
 mod traced;
 
@@ -56,8 +57,25 @@ pub fn calls(work: impl FnOnce()) -> Vec<i64> {
 /// Runs `work` in a copy of this process, which is killed before the `count`th (from 0) system call for which `counted`
 /// is true. Returns whether the copy reached that call; otherwise the work is done. A kill before a call that changes
 /// no file has the same effect as a kill before the next call that does: see [`Call::may_change_files`].
+///
+/// The copy is stopped only at calls that may change a file by their number, and `counted` is not called for others,
+/// which it must not count. The work may start threads, whose calls are not counted. It must not start processes: see
+/// [`parent_killed_before`].
+///
+/// # Panics
+/// If the work panics or starts a process.
 pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
-    let mut child = Traced::start(work);
+    kill_before(Traced::start_filtered(work), count, counted)
+}
+
+/// [`killed_before`] for work that starts processes, which run on after the kill. The copy is stopped twice at each
+/// call, which is slower: processes would inherit the filter of [`killed_before`], and without a tracer, their calls
+/// would fail with `ENOSYS`.
+pub fn parent_killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
+    kill_before(Traced::start(work), count, counted)
+}
+
+fn kill_before(mut child: Traced, count: usize, counted: impl Fn(&Call<'_>) -> bool) -> bool {
     let reached = child.reaches(count, counted);
     if reached {
         child.kill();
@@ -95,15 +113,29 @@ pub fn without_flush(omitted: usize, work: impl FnOnce()) -> Vec<Flush> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::fs::{self, File};
+    use std::path::PathBuf;
+    use std::process::Command;
+    use std::thread;
 
+    use super::call::HARMLESS;
     use super::*;
+
+    fn scratch(test: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::canonicalize(path).unwrap()
+    }
+
+    fn is_mkdir(call: &Call<'_>) -> bool {
+        [libc::SYS_mkdir, libc::SYS_mkdirat].contains(&call.number())
+    }
 
     #[test]
     fn flushes_are_found_in_order_and_can_be_omitted() {
-        let scratch = std::env::temp_dir().join(format!("without-flush-{}", std::process::id()));
-        fs::create_dir(&scratch).unwrap();
-        let path = fs::canonicalize(&scratch).unwrap().join("file");
+        let scratch = scratch("without-flush");
+        let path = scratch.join("file");
         let work = || {
             let file = File::create(&path).unwrap();
             file.sync_all().unwrap();
@@ -114,5 +146,53 @@ mod tests {
             assert_eq!(flushes, [Flush::Fsync(path.clone()), Flush::Fdatasync(path.clone())], "{omitted}");
         }
         fs::remove_dir_all(&scratch).unwrap();
+    }
+
+    #[test]
+    fn a_kill_comes_before_the_effect_of_the_counted_call() {
+        for count in 0..=3 {
+            let scratch = scratch(&format!("killed-before-{count}"));
+            let paths = ["a", "b", "c"].map(|name| scratch.join(name));
+            let reported = RefCell::new(Vec::new());
+            let counted = |call: &Call<'_>| {
+                reported.borrow_mut().push(call.number());
+                is_mkdir(call)
+            };
+            let reached = killed_before(count, counted, || {
+                for path in &paths {
+                    fs::create_dir(path).unwrap();
+                    // Harmless calls: fstat or statx, and close.
+                    assert!(File::open(path).unwrap().metadata().unwrap().is_dir());
+                }
+            });
+            assert_eq!(reached, count < paths.len());
+            assert_eq!(paths.each_ref().map(|path| path.exists()), [0, 1, 2].map(|number| number < count));
+            let reported = reported.into_inner();
+            assert!(!reported.iter().any(|number| HARMLESS.contains(number)), "{reported:?}");
+            fs::remove_dir_all(&scratch).unwrap();
+        }
+    }
+
+    /// A thread inherits the filter of its creator.
+    #[test]
+    fn threads_of_the_work_run_and_their_calls_are_not_counted() {
+        for count in 0..=1 {
+            let scratch = scratch(&format!("threads-{count}"));
+            let [other, own] = ["other", "own"].map(|name| scratch.join(name));
+            let reached = killed_before(count, is_mkdir, || {
+                thread::scope(|scope| {
+                    scope.spawn(|| fs::create_dir(&other).unwrap());
+                });
+                fs::create_dir(&own).unwrap();
+            });
+            assert_eq!((reached, other.exists(), own.exists()), (count == 0, true, count == 1));
+            fs::remove_dir_all(&scratch).unwrap();
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "use parent_killed_before")]
+    fn a_process_that_the_work_starts_is_an_error() {
+        killed_before(0, is_mkdir, || drop(Command::new("/missing").status()));
     }
 }

@@ -104,7 +104,7 @@ fn a_killed_clone_is_undone_if_the_claim_is_gone() {
     );
 }
 
-/// Kills the process before its next call after `FICLONE`, which the kernel has completed.
+/// Kills the process before the next call after `FICLONE` that may change a file. The kernel has completed the clone.
 fn killed_after_the_clone(store: &Store, want: &Request) {
     killed_after_ficlone(|| drop(copied(store, want)));
 }

@@ -9,7 +9,7 @@ use super::flush::Flush;
 use super::traced::Traced;
 
 /// System calls that never change a file, whatever their arguments.
-const HARMLESS: [i64; 21] = [
+pub(super) const HARMLESS: [i64; 21] = [
     libc::SYS_brk,
     libc::SYS_clock_nanosleep,
     libc::SYS_close,

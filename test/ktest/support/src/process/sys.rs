@@ -1,9 +1,9 @@
-//! Forks this process.
+//! Forks this process, and sets a seccomp filter.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nix::errno::Errno;
-use nix::libc;
+use nix::libc::{self, sock_filter, sock_fprog};
 use nix::unistd::{ForkResult, Pid, fork};
 
 /// Exit status of a copy whose work panicked, as of any Rust program.
@@ -23,4 +23,14 @@ pub(super) fn copy(work: impl FnOnce()) -> Result<Pid, Errno> {
             unsafe { libc::_exit(if done.is_ok() { 0 } else { PANICKED }) }
         }
     }
+}
+
+/// Sets a filter of the system calls of this thread, and of threads and processes that it starts. seccomp(2).
+pub(super) fn set_filter(instructions: &[sock_filter]) -> Result<(), Errno> {
+    let len = u16::try_from(instructions.len()).map_err(|_| Errno::EINVAL)?;
+    let filter = sock_fprog { len, filter: instructions.as_ptr().cast_mut() };
+    // SAFETY: the kernel copies the struct and the `len` instructions that it points to, both of which are valid during
+    // the call. It writes to neither and keeps no pointer.
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) };
+    Errno::result(result).map(drop)
 }

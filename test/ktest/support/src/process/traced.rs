@@ -1,46 +1,94 @@
-//! A child that is stopped at each system call. ptrace(2).
+//! A child that is stopped at its system calls. ptrace(2).
 
-use nix::libc::PTRACE_SYSCALL_INFO_ENTRY;
+use std::path::Path;
+
+use nix::libc::{
+    PTRACE_EVENT_CLONE, PTRACE_EVENT_FORK, PTRACE_EVENT_SECCOMP, PTRACE_EVENT_VFORK, PTRACE_SYSCALL_INFO_EXIT,
+};
 use nix::sys::ptrace::{self, Options};
-use nix::sys::signal::{Signal, raise};
+use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, setpgid};
 
-use super::call::Call;
+use super::call::{Call, HARMLESS};
 use super::child::Child;
+use super::filter;
 use super::pinned::Pinned;
 
-/// A [`Child`] that is stopped before its next system call. Only the thread that started the child may trace it.
+/// Stops of a [`Traced`] child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stops {
+    /// Before and after each call.
+    AllCalls,
+    /// Once, before each call that is not harmless.
+    FilteredCalls,
+}
+
+impl Stops {
+    fn options(self) -> Options {
+        let always = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
+        match self {
+            Self::AllCalls => always,
+            // Threads inherit the filter, so they need the tracer too. Processes are reported as errors.
+            Self::FilteredCalls => {
+                always
+                    | Options::PTRACE_O_TRACESECCOMP
+                    | Options::PTRACE_O_TRACECLONE
+                    | Options::PTRACE_O_TRACEFORK
+                    | Options::PTRACE_O_TRACEVFORK
+            }
+        }
+    }
+}
+
+/// A [`Child`] that is stopped before its next system call. Only the thread that started the child may trace it. Calls
+/// of other threads of the child are executed without a report.
 ///
-/// Parent and child are pinned to one CPU. They run in turns, and each call stops the child twice. On two CPUs, each
-/// turn wakes the other CPU, which is slow in emulation, and a tracer that runs before its child has left the CPU
-/// sleeps for a tick.
+/// Parent and child are pinned to one CPU, because they run in turns. On two CPUs, each turn wakes the other CPU, which
+/// is slow in emulation, and a tracer that runs before its child has left the CPU sleeps for a tick.
 #[derive(Debug)]
 pub struct Traced {
     pid: Pid,
+    stops: Stops,
     _pinned: Pinned,
 }
 
 impl Traced {
     /// Starts a child, which is stopped before `work` begins.
     pub fn start(work: impl FnOnce()) -> Self {
+        Self::begin(Stops::AllCalls, work)
+    }
+
+    /// [`Traced::start`] with one stop for each call that is not harmless, and none for the others. `work` must not
+    /// start a process: it would inherit the filter, and outlive its tracer.
+    pub(super) fn start_filtered(work: impl FnOnce()) -> Self {
+        Self::begin(Stops::FilteredCalls, || {
+            filter::report_all_except(&HARMLESS).expect("the kernel supports seccomp filters");
+            work();
+        })
+    }
+
+    fn begin(stops: Stops, work: impl FnOnce()) -> Self {
+        const THIS: Pid = Pid::from_raw(0);
         let pinned = Pinned::here().unwrap_or_else(|error| panic!("cannot stay on one CPU: {error}"));
         let Child(pid) = Child::start(|| {
+            // Its group is the child with its threads, for which waitpid(2) can wait.
+            setpgid(THIS, THIS).expect("it can lead a process group");
             ptrace::traceme().expect("it can be traced by its parent");
+            // The tracer sets its options before the child sets a filter.
             raise(Signal::SIGSTOP).expect("it can stop itself");
             work();
         });
         assert_eq!(waitpid(pid, None), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
-        let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
-        ptrace::setoptions(pid, options).expect("the child stands still");
-        Self { pid, _pinned: pinned }
+        ptrace::setoptions(pid, stops.options()).expect("the child stands still");
+        Self { pid, stops, _pinned: pinned }
     }
 
     /// Continues the child until it enters its next system call, which has no effect yet. `None` if the child has
     /// ended.
     pub fn next_call(&mut self) -> Option<Call<'_>> {
         while self.go_on() {
-            if ptrace::syscall_info(self.pid).expect("it stands at a call").op == PTRACE_SYSCALL_INFO_ENTRY {
+            if ptrace::syscall_info(self.pid).expect("it stands at a call").op != PTRACE_SYSCALL_INFO_EXIT {
                 return Some(Call::new(self));
             }
         }
@@ -63,23 +111,57 @@ impl Traced {
         false
     }
 
-    /// Kills the child before its current system call has an effect.
+    /// Kills the child before its current system call has an effect. The kernel skips the call if a fatal signal is
+    /// pending after the stop: `__seccomp_filter`, kernel/seccomp.c; `ptrace_report_syscall`, include/linux/ptrace.h.
     pub fn kill(self) {
-        ptrace::kill(self.pid).expect("it stands still");
-        assert_eq!(waitpid(self.pid, None), Ok(WaitStatus::Signaled(self.pid, Signal::SIGKILL, false)));
+        kill(self.pid, Signal::SIGKILL).expect("it stands still");
+        let killed = WaitStatus::Signaled(self.pid, Signal::SIGKILL, false);
+        // The end of the process is reported after the ends of its other traced threads.
+        while waitpid(self.group(), None).expect("its end") != killed {}
     }
 
     pub(super) const fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Continues the child until it enters or leaves a system call. Returns `false` if the child has ended.
+    /// The process group of the child, for waitpid(2).
+    const fn group(&self) -> Pid {
+        Pid::from_raw(-self.pid.as_raw())
+    }
+
+    fn has_thread(&self, thread: Pid) -> bool {
+        Path::new(&format!("/proc/{}/task/{thread}", self.pid)).exists()
+    }
+
+    /// Continues the child to its next stop at a system call. Returns `false` if the child has ended.
     pub(super) fn go_on(&mut self) -> bool {
-        ptrace::syscall(self.pid, None).expect("it stands still");
-        match waitpid(self.pid, None) {
-            Ok(WaitStatus::PtraceSyscall(_)) => true,
-            Ok(WaitStatus::Exited(_, 0)) => false,
-            other => panic!("the child ended in its own way: {other:?}"),
+        let continued = match self.stops {
+            Stops::AllCalls => ptrace::syscall(self.pid, None),
+            Stops::FilteredCalls => ptrace::cont(self.pid, None),
+        };
+        continued.expect("it stands still");
+        loop {
+            match waitpid(self.group(), None) {
+                Ok(WaitStatus::PtraceSyscall(_)) => return true,
+                Ok(WaitStatus::PtraceEvent(pid, _, PTRACE_EVENT_SECCOMP)) if pid == self.pid => return true,
+                Ok(WaitStatus::Exited(pid, 0)) if pid == self.pid => return false,
+                Ok(WaitStatus::PtraceEvent(thread, _, PTRACE_EVENT_SECCOMP | PTRACE_EVENT_CLONE)) => pass(thread),
+                // A new thread or process begins with SIGSTOP. Before or after that, its parent reports it.
+                Ok(WaitStatus::Stopped(thread, Signal::SIGSTOP)) if self.has_thread(thread) => pass(thread),
+                // The end of another thread.
+                Ok(WaitStatus::Exited(_, 0)) => {}
+                Ok(
+                    WaitStatus::PtraceEvent(_, _, PTRACE_EVENT_FORK | PTRACE_EVENT_VFORK)
+                    | WaitStatus::Stopped(_, Signal::SIGSTOP),
+                ) => panic!("the work starts a process: use parent_killed_before"),
+                other => panic!("the child ended in its own way: {other:?}"),
+            }
         }
     }
+}
+
+/// Continues a thread of a child, whose call is not reported.
+fn pass(thread: Pid) {
+    // If the thread has been killed meanwhile, its end is reported next.
+    let _ = ptrace::cont(thread, None);
 }
