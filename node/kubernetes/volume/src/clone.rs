@@ -224,9 +224,10 @@ impl Store {
     /// its own limit.
     ///
     /// # Errors
-    /// [`ActError::Busy`]: the source still has such blocks. A thin source with direct I/O in flight keeps them, and a
-    /// write to a hole could fail. A thick source needs no new blocks, so it is not checked. A source of files is
-    /// flushed less and less often; between two flushes, its usage decides.
+    /// [`ActError::Busy`]: the source still has such blocks. A source with direct I/O in flight keeps them, and a write
+    /// to a hole of an image could fail. A thick image has holes where its pod has discarded blocks; without holes, it
+    /// needs no new blocks, and its copy does not wait for its writers. A source of files is flushed less and less
+    /// often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
         let Cloning { source, headroom, .. } = cloning;
         if *headroom == Bytes::ZERO {
@@ -241,18 +242,17 @@ impl Store {
         let is_block = record.mode.is_block();
         let flushes = is_block || Flush::is_due(former, Instant::now());
         let dir = if flushes { self.flush_source(source, is_block) } else { self.live.open_dir(source.name()).ok() };
-        if dir.is_none() {
-            return Ok(());
-        }
+        let Some(dir) = dir else { return Ok(()) };
         let used = self.quotas.settled(record.project).map_err(ActError::Quota)?.used.bytes;
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
-        let allowed = match record.mode {
-            Mode::Block { allocation: Allocation::Thin } => alone,
+        let exceeds = match record.mode {
+            Mode::Block { allocation: Allocation::Thin } => used > alone,
+            Mode::Block { allocation: Allocation::Thick } => used > alone && has_hole(&dir, record.size)?,
             // Overwritten extents have enlarged the extent maps of the files.
-            Mode::Filesystem { .. } => image::taken(alone),
-            Mode::Block { allocation: Allocation::Thick } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => used,
+            Mode::Filesystem { .. } => used > image::taken(alone),
+            Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => false,
         };
-        if used > allowed {
+        if exceeds {
             if flushes && !is_block {
                 self.index().flushes.insert(source.clone(), Flush::after(former, Instant::now()));
             }
@@ -385,6 +385,22 @@ fn remaining(at: Bytes, batch: &[Extent], size: Bytes, allocation: Allocation) -
         work.extend(hole(position, size));
     }
     work
+}
+
+/// Whether a part of the image has no blocks. `st_blocks` does not show this: XFS includes blocks that it has allocated
+/// in advance for copy-on-write.
+fn has_hole(dir: &Dir, size: Bytes) -> Result<bool, ActError> {
+    let image = open_image(dir, OFlag::O_RDONLY)?;
+    let mut mapped = Bytes::ZERO;
+    while mapped < size {
+        let batch = reflink::extents(&image, mapped).map_err(|errno| ActError::Image { step: "examine", errno })?;
+        let end = batch.iter().fold(mapped, |end, extent| if extent.start > end { end } else { extent.end() });
+        if end == mapped {
+            return Ok(true);
+        }
+        mapped = end;
+    }
+    Ok(false)
 }
 
 fn open_image(dir: &Dir, flags: OFlag) -> Result<OwnedFd, dir::Error> {
