@@ -122,10 +122,12 @@ impl FakeVolumes {
 
     /// Simulates that a pod's volume is published at this path, or unpublished.
     pub fn set_published(&self, id: &VolumeId, target: Option<&Path>) {
-        let mut disk = self.disk();
         match target {
-            Some(target) => drop(disk.published.insert(id.clone(), target.to_owned())),
-            None => drop(disk.published.remove(id)),
+            Some(target) => drop(self.disk().published.insert(id.clone(), target.to_owned())),
+            None => {
+                self.disk().published.remove(id);
+                self.calls.unpublished(id);
+            }
         }
     }
 

@@ -39,6 +39,9 @@ pub trait Host: Send + Sync + 'static {
 
     fn act(&self, at: &mut Self::At, step: Step) -> Result<(), ActError>;
 
+    /// Announces that a target of the volume is removed, and its device if no other target has it.
+    fn unpublished(&self, volume: &VolumeId);
+
     /// Limits and usage of a volume, if it is at this path.
     fn inspect(&self, volume: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError>;
 

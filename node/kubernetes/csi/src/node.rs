@@ -165,6 +165,8 @@ impl Operation for Unpublish {
         if !steps.is_empty() {
             let Self { volume, target } = self;
             info!(%volume, %target, "volume unpublished");
+            drop(at);
+            host.unpublished(volume);
         }
         Ok(NodeUnpublishVolumeResponse {})
     }

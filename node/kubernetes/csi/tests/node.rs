@@ -49,7 +49,9 @@ async fn a_part_of_a_volume_that_is_mounted_keeps_it_and_no_other() {
     fs::create_dir_all(&part).and_then(|()| fs::create_dir(&beside)).expect("directories");
     nix::mount::mount(Some(&part), &beside, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bind");
     node.store.retire(&other).expect("no mount shows it");
+    let mut unpublishes = node.store.calls().unpublishes();
     node.unpublish("pvc-1", "mount").await.expect("unpublish");
+    assert_eq!(unpublishes.try_recv().as_ref(), Ok(&volume), "the provisioner is notified");
     let refused = node.store.retire(&volume).expect_err("a part of it is mounted");
     assert!(matches!(&refused, volume::Error::Published { target: found, .. } if *found == beside), "{refused}");
     mount::unmount(&beside).expect("unmount");

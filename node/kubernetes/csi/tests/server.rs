@@ -96,6 +96,22 @@ async fn a_failed_publish_is_undone() {
     assert!(host.is_bare());
 }
 
+/// The provisioner retries the deletion of the volume then, and a loop device would fail it again.
+#[tokio::test]
+async fn an_unpublish_is_announced_once_and_after_the_detach() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    let (node, mut client) = Node::with_client(&host).await;
+    for target in ["a", "b"] {
+        client.node_publish_volume(node.kubelet.publish_block("pvc-1", target, MANY)).await.expect("publish");
+    }
+    assert!(host.unpublished().is_empty());
+    for target in ["a", "b", "b"] {
+        client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", target)).await.expect("unpublish");
+    }
+    assert_eq!(host.unpublished(), [(fake::id("pvc-1"), 1), (fake::id("pvc-1"), 0)]);
+}
+
 #[tokio::test]
 async fn a_revoked_detach_is_counted_by_volume_and_forgotten_with_it() {
     let host = FakeHost::default();

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use dir::Ensured;
 use prometheus::core::Collector;
 use prometheus::{CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts};
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
-use crate::Error;
+use crate::{Error, VolumeId};
 
 /// Buckets of durations, in seconds: from an operation on the log alone to the allocation of a large image, or the
 /// removal of millions of files.
@@ -16,6 +16,9 @@ const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 
 /// Buckets of pauses, in seconds: from a few small files to the longest pause that a class may allow. 2 s is the
 /// default of `maxPause`.
 const PAUSES: [f64; 11] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
+
+/// Maximum number of unpublished volumes that a subscriber has not received yet.
+const UNPUBLISHED: usize = 64;
 
 /// Duration of one pause of pods while volumes were cloned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +72,7 @@ operations! {
     LimitIo: "limit_io",
 }
 
-/// Counts and times each [`Operation`], and notifies subscribers of changes.
+/// Counts and times each [`Operation`], and notifies subscribers of changes and of unpublished volumes.
 #[derive(Debug)]
 pub struct VolumeCalls {
     operations: IntCounterVec,
@@ -77,6 +80,7 @@ pub struct VolumeCalls {
     pauses: Histogram,
     phases: CounterVec,
     changes: watch::Sender<()>,
+    unpublished: broadcast::Sender<VolumeId>,
 }
 
 impl VolumeCalls {
@@ -106,6 +110,7 @@ impl VolumeCalls {
                 &["phase"],
             )?,
             changes: watch::Sender::default(),
+            unpublished: broadcast::Sender::new(UNPUBLISHED),
         };
         // Prometheus sees no increase if a series begins with its first event, so an alert on it would not fire.
         for operation in Operation::ALL {
@@ -154,6 +159,18 @@ impl VolumeCalls {
     /// Notified after each call that may have changed the reserved space.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+
+    /// Notifies subscribers that a target of the volume was removed. The volume may have other targets.
+    pub fn unpublished(&self, id: &VolumeId) {
+        // An error means that there is no subscriber.
+        drop(self.unpublished.send(id.clone()));
+    }
+
+    /// Receives the volume of each [`VolumeCalls::unpublished`] from now on. A receiver that is 64 notifications behind
+    /// loses the oldest ones.
+    pub fn unpublishes(&self) -> broadcast::Receiver<VolumeId> {
+        self.unpublished.subscribe()
     }
 
     pub fn collectors(&self) -> [Box<dyn Collector>; 4] {

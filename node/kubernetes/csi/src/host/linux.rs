@@ -379,6 +379,10 @@ impl Host for Linux {
         }
     }
 
+    fn unpublished(&self, id: &VolumeId) {
+        self.volumes.calls().unpublished(id);
+    }
+
     fn inspect(&self, id: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError> {
         let known = self.volumes.announced(id);
         if let Ok(volume) = &known

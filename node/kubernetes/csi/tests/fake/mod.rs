@@ -31,6 +31,8 @@ struct State {
     held: BTreeSet<VolumeId>,
     at_work: Vec<VolumeId>,
     steps: Vec<Step>,
+    /// Unpublished volumes, each with the number of loop devices at that time.
+    unpublished: Vec<(VolumeId, usize)>,
     overlapped: bool,
     panics: bool,
     fails: Option<Step>,
@@ -110,6 +112,11 @@ impl FakeHost {
     /// Steps that were executed so far.
     pub fn steps(&self) -> Vec<Step> {
         self.state().steps.clone()
+    }
+
+    /// The volumes whose targets were removed, in order, each with the number of loop devices at that time.
+    pub fn unpublished(&self) -> Vec<(VolumeId, usize)> {
+        self.state().unpublished.clone()
     }
 
     /// Number of loop devices.
@@ -266,6 +273,12 @@ impl Host for FakeHost {
             }
         }
         Ok(())
+    }
+
+    fn unpublished(&self, volume: &VolumeId) {
+        let mut state = self.state();
+        let devices = state.devices.len();
+        state.unpublished.push((volume.clone(), devices));
     }
 
     fn inspect(&self, volume: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError> {
