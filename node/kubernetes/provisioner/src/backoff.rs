@@ -40,6 +40,8 @@ pub(crate) struct Attempts {
 struct Failures {
     count: u32,
     not_before: Instant,
+    /// Earliest retry after [`Attempts::wake`]. `None` if the failure does not wait for a wake, or had one.
+    woken_not_before: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,12 +60,32 @@ impl Attempts {
         self.forget();
         let now = Instant::now();
         let mut failures = self.failures();
-        let failed = failures.entry(uid.to_owned()).or_insert(Failures { count: 0, not_before: now });
+        let first = Failures { count: 0, not_before: now, woken_not_before: None };
+        let failed = failures.entry(uid.to_owned()).or_insert(first);
         failed.count = failed.count.saturating_add(1);
         let retry = Retry { attempt: failed.count, after: delay(failed.count, random()) };
-        failed.not_before = now + retry.after;
+        (failed.not_before, failed.woken_not_before) = (now + retry.after, None);
         self.metrics.failing(failures.len());
         retry
+    }
+
+    /// As [`Attempts::failed`], for a failure whose back-off [`Attempts::wake`] ends.
+    pub(crate) fn failed_until_woken(&self, uid: &str) -> Retry {
+        let retry = self.failed(uid);
+        if let Some(failed) = self.failures().get_mut(uid) {
+            failed.woken_not_before = Some(Instant::now() + FIRST);
+        }
+        retry
+    }
+
+    /// Ends the back-off of an object that waits for this, once for each failure and a second after the failure at the
+    /// earliest. Returns whether the object has waited.
+    pub(crate) fn wake(&self, uid: &str) -> bool {
+        let mut failures = self.failures();
+        let Some(failed) = failures.get_mut(uid) else { return false };
+        let Some(earliest) = failed.woken_not_before.take() else { return false };
+        failed.not_before = failed.not_before.min(earliest);
+        true
     }
 
     pub(crate) fn succeeded(&self, uid: &str) {
@@ -136,6 +158,30 @@ mod tests {
         assert_eq!(attempts.failed("a").attempt, 2);
         attempts.succeeded("a");
         assert_eq!(attempts.failed("a").attempt, 1);
+    }
+
+    /// Wakes in a loop cause one pass a second at most.
+    #[tokio::test(start_paused = true)]
+    async fn a_wake_ends_a_back_off_once_for_each_failure() {
+        let attempts = Attempts::default();
+        for _ in 0..10 {
+            attempts.failed_until_woken("a");
+        }
+        assert!(!attempts.wake("b"));
+        assert!(attempts.wait("a") > Some(FIRST));
+        assert!(attempts.wake("a") && !attempts.wake("a"));
+        assert_eq!(attempts.wait("a"), Some(FIRST));
+        tokio::time::advance(FIRST).await;
+        assert_eq!(attempts.wait("a"), None);
+        assert!(!attempts.wake("a"), "it has had its pass");
+        assert_eq!(attempts.failed_until_woken("a").attempt, 11);
+        tokio::time::advance(2 * FIRST).await;
+        assert!(attempts.wake("a"));
+        assert_eq!(attempts.wait("a"), None, "the failure is more than a second ago");
+        attempts.failed_until_woken("a");
+        let other = attempts.failed("a");
+        assert!(!attempts.wake("a"), "the last failure had another reason");
+        assert_eq!(attempts.wait("a"), Some(other.after));
     }
 
     #[tokio::test(start_paused = true)]

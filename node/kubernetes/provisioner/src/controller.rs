@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use apiclient::run_passes;
-use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use kube::Resource;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::controller::{self, Action};
@@ -29,6 +30,8 @@ pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + Clone + 
     pub(crate) writer: Writer<K>,
     pub(crate) what: &'static str,
     pub(crate) parallel: NonZeroU16,
+    /// Objects that get a pass although they have not changed.
+    pub(crate) woken: Option<BoxStream<'static, ObjectRef<K>>>,
 }
 
 /// Runs one controller until it is cancelled or `events` ends; running passes are completed.
@@ -36,7 +39,7 @@ pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + Clone + 
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
 pub(crate) async fn control<K, C, Pass>(
     cx: Context,
-    Watched { writer, what, parallel }: Watched<K>,
+    Watched { writer, what, parallel, woken }: Watched<K>,
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
     context: Arc<C>,
     reconcile: fn(Arc<K>, Arc<C>) -> Pass,
@@ -65,9 +68,9 @@ where
         })
         .reflect(writer)
         .applied_objects();
-    let queue = StreamBackoff::new(changes, DefaultBackoff::default())
-        .map_ok(|object| ObjectRef::from_obj(&object))
-        .take_until(ended.clone().cancelled_owned());
+    let changed = StreamBackoff::new(changes, DefaultBackoff::default()).map_ok(|object| ObjectRef::from_obj(&object));
+    let woken = stream::iter(woken).flatten().map(Ok);
+    let queue = stream::select(changed, woken).take_until(ended.clone().cancelled_owned());
     let config = controller::Config::default().concurrency(parallel.get());
     let reconcile = |object, context| Box::pin(cx.round(reconcile(object, context), Error::is_progress));
     let passes = controller::applier(reconcile, failed, context, objects.clone(), queue, config).for_each(|pass| {
@@ -92,29 +95,64 @@ fn log<K: Resource, E: std::error::Error + 'static>(cx: &Context, what: &str, pa
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     use k8s_openapi::api::core::v1::ConfigMap;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use supervisor::Supervisor;
     use tokio::time::{Instant, sleep};
 
     use super::*;
     use crate::Settings;
 
+    fn watched(woken: Option<BoxStream<'static, ObjectRef<ConfigMap>>>) -> Watched<ConfigMap> {
+        Watched { writer: Writer::default(), what: "maps", parallel: Settings::PARALLEL, woken }
+    }
+
     async fn maps(
         cx: Context,
         events: impl Stream<Item = watcher::Result<Event<ConfigMap>>> + Send,
     ) -> Result<(), RunError> {
-        let watched = Watched::<ConfigMap> { writer: Writer::default(), what: "maps", parallel: Settings::PARALLEL };
         control(
             cx,
-            watched,
+            watched(None),
             events,
             Arc::new(()),
             |_, _| future::ready(Ok(Action::await_change())),
             |_, _, _| Action::await_change(),
         )
         .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_woken_object_gets_a_pass_before_its_requeue() {
+        let passes = Arc::<AtomicUsize>::default();
+        let shared = Arc::clone(&passes);
+        let tree = Supervisor::start("maps", supervisor::Settings::default(), move |cx| {
+            let metadata = ObjectMeta { name: Some("a".into()), namespace: Some("b".into()), ..ObjectMeta::default() };
+            let map = ConfigMap { metadata, ..ConfigMap::default() };
+            let object = ObjectRef::from_obj(&map);
+            let woken = stream::once(async move {
+                sleep(Duration::from_secs(1)).await;
+                object
+            });
+            let events = stream::iter([Ok(Event::Init), Ok(Event::InitApply(map)), Ok(Event::InitDone)]);
+            control(
+                cx,
+                watched(Some(woken.boxed())),
+                events.chain(stream::pending()),
+                Arc::clone(&shared),
+                |_, passes: Arc<AtomicUsize>| {
+                    passes.fetch_add(1, Ordering::Relaxed);
+                    future::ready(Ok(Action::requeue(Duration::from_hours(1))))
+                },
+                |_, _, _| Action::await_change(),
+            )
+        });
+        sleep(Duration::from_mins(1)).await;
+        assert_eq!(passes.load(Ordering::Relaxed), 2);
+        tree.stop(Duration::from_mins(1)).await.unwrap();
     }
 
     /// Regression: a controller without work was stalled for five minutes after its watch worked again.

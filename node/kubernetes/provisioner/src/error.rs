@@ -114,7 +114,7 @@ impl Error {
             Self::Clone(_) => "Clone",
             Self::Rollback(_) => "Rollback",
             Self::Full(_) => "Full",
-            Self::Store(error) if error.is_in_use() => "InUse",
+            Self::Store(_) if self.is_in_use() => "InUse",
             Self::Store(_) => "Store",
             Self::NameTaken { .. } | Self::ContentTaken { .. } => "NameTaken",
             Self::SnapshotTaken { .. } => "SnapshotTaken",
@@ -150,6 +150,11 @@ impl Error {
             Self::List(_) | Self::Look(_) | Self::Usage(_) | Self::Panicked(_) => false,
             _ => true,
         }
+    }
+
+    /// Whether a pod or another process has the volume.
+    pub(crate) const fn is_in_use(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_in_use())
     }
 
     /// Whether another client changed or deleted the object first.

@@ -114,6 +114,13 @@ impl PvIndex {
         state.is_current() && state.pvs.get(id).is_some_and(|pvs| pvs.iter().all(|pv| pv.is_deleted))
     }
 
+    /// Name and UID of each PV of the volume that this node is deleting.
+    pub(crate) fn deleted(&self, id: &VolumeId) -> Vec<(String, String)> {
+        let state = self.state();
+        let deleted = state.pvs.get(id).into_iter().flatten().filter(|pv| pv.is_deleted);
+        deleted.map(|pv| (pv.name.clone(), pv.uid.clone())).collect()
+    }
+
     /// The name of a PV of the volume with another UID.
     pub(crate) fn other(&self, id: &VolumeId, uid: Option<&str>) -> Option<String> {
         let state = self.state();

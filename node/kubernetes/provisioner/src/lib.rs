@@ -63,6 +63,7 @@ mod pv {
     pub(crate) mod apply;
     pub(crate) mod object;
     pub(crate) mod plan;
+    pub(crate) mod wake;
 }
 mod resize {
     pub(crate) mod apply;

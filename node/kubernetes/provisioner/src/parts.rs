@@ -60,7 +60,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
-        let watched = Watched { writer: Writer::default(), what: "claims", parallel };
+        let watched = Watched { writer: Writer::default(), what: "claims", parallel, woken: None };
         let (observer, keeper) = (Arc::clone(&context), Arc::clone(&context));
         let events = watcher(api, watcher::Config::default())
             .modify(arrival::trim_claim)
@@ -79,7 +79,8 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     });
     let context = shared();
     let volumes = cx.start("volumes", move |cx| {
-        let watched = Watched { writer: Writer::default(), what: "volumes", parallel };
+        let woken = Some(pv::wake::woken(Arc::clone(&context)).boxed());
+        let watched = Watched { writer: Writer::default(), what: "volumes", parallel, woken };
         *context.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched.writer.as_reader());
         let (indexed, keeper) = (Arc::clone(&context), Arc::clone(&context));
         let events = watcher(context.pvs.clone(), watcher::Config::default())

@@ -75,7 +75,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
     Ok(())
 }
 
-fn backoff_key(id: &VolumeId) -> String {
+pub(crate) fn backoff_key(id: &VolumeId) -> String {
     format!("trash {id}")
 }
 
@@ -169,7 +169,7 @@ impl Provisioner {
             }
             Err(error) => {
                 self.discards.requeue(id);
-                let Retry { attempt, .. } = self.attempts.failed(&backoff_key(id));
+                let Retry { attempt, .. } = self.removal_failed(&backoff_key(id), &error);
                 warn!(volume = %id, error = causes::of(&error), attempt, "deleted volume not removed, will retry");
             }
         }

@@ -31,7 +31,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
     if !served(&cx, "VolumeGroupSnapshotContents", find, || ()).await {
         return Ok(());
     }
-    let watched = Watched { writer: Writer::default(), what: "contents of groups", parallel };
+    let watched = Watched { writer: Writer::default(), what: "contents of groups", parallel, woken: None };
     let keeper = Arc::clone(&provisioner);
     let is_kept =
         move |content: &GroupContent| content.is_of_driver() && content.node().is_none_or(|node| node == keeper.node);

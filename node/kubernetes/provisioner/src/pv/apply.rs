@@ -68,7 +68,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
 /// Counts the failure, and schedules the next pass.
 pub(crate) fn failed(pv: Arc<PersistentVolume>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
     provisioner.metrics.failed(Object::Volume, error.kind());
-    let retry = provisioner.attempts.failed(&pv.uid().unwrap_or_default());
+    let retry = provisioner.removal_failed(&pv.uid().unwrap_or_default(), error);
     let cause: &dyn std::error::Error = error;
     warn!(volume = pv.name_any(), error = cause, attempt = retry.attempt, "pass over PV failed, will retry");
     Action::requeue(retry.after)

@@ -25,7 +25,7 @@ use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 use crate::snapshot::object::{Content, Snapshot};
 use crate::sweep::round::Failed;
 
-/// Retry interval while a pod has the volume. No event announces that a volume was unpublished.
+/// Retry interval while a pod has the volume. An unpublish wakes only removals.
 const IN_USE: Duration = Duration::from_secs(5);
 
 /// Runs one pass over the rollback of a claim. Returns the pause until the next pass.

@@ -84,7 +84,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
         return Ok(());
     }
     support.set_crds_missing(false);
-    let watched = Watched { writer: Writer::default(), what: "contents", parallel };
+    let watched = Watched { writer: Writer::default(), what: "contents", parallel, woken: None };
     let keeper = Arc::clone(&provisioner);
     let is_kept =
         move |content: &Content| content.is_of_driver() && content.node().is_none_or(|node| node == keeper.node);

@@ -1,0 +1,125 @@
+//! Retries removals that failed because a pod had the volume, when the volume is unpublished.
+//!
+//! A notification that is lost, or that precedes the end of the failed pass, costs only the back-off. No state is kept:
+//! the index has the PVs, and the back-off of a removal whether it waits.
+
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt as _, stream};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::broadcast::error::RecvError;
+use volume::VolumeId;
+
+use crate::backoff::Retry;
+use crate::context::Provisioner;
+use crate::discard::apply::backoff_key;
+use crate::error::Error;
+
+/// PVs whose deletion waits for an unpublish, when a target of their volume is removed. Also wakes the removals of data
+/// in the trash.
+pub(crate) fn woken(provisioner: Arc<Provisioner>) -> impl Stream<Item = ObjectRef<PersistentVolume>> {
+    let volumes = stream::unfold(provisioner.store.calls().unpublishes(), |mut unpublishes| async move {
+        loop {
+            match unpublishes.recv().await {
+                Ok(id) => return Some((id, unpublishes)),
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    });
+    volumes.flat_map(move |id| stream::iter(provisioner.wake_removals(&id)))
+}
+
+impl Provisioner {
+    /// Counts the failure of a removal. An unpublish ends the back-off if the volume was in use.
+    pub(crate) fn removal_failed(&self, key: &str, error: &Error) -> Retry {
+        if error.is_in_use() { self.attempts.failed_until_woken(key) } else { self.attempts.failed(key) }
+    }
+
+    /// Ends the back-off of the removals of a volume that wait for an unpublish. Returns their PVs.
+    fn wake_removals(&self, id: &VolumeId) -> Vec<ObjectRef<PersistentVolume>> {
+        if self.attempts.wake(&backoff_key(id)) {
+            self.discards.added.notify_one();
+        }
+        let deleted = self.index.deleted(id).into_iter();
+        deleted.filter(|(_, uid)| self.attempts.wake(uid)).map(|(name, _)| ObjectRef::new(&name)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use futures::FutureExt as _;
+    use k8s_openapi::api::core::v1::PersistentVolumeStatus;
+    use kube::runtime::watcher::Event;
+    use tokio::time::advance;
+    use volume::FINALIZER;
+
+    use super::*;
+    use crate::backoff::MOST;
+    use crate::fixture::{self, NODE, id};
+    use crate::listing;
+    use crate::pv::apply::{failed, reconcile_pv};
+
+    const UID: &str = "uid-pvc-1";
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn released() -> PersistentVolume {
+        let mut pv = listing::tests::pv("pvc-1", "pvc-1", NODE);
+        pv.metadata.uid = Some(UID.into());
+        pv.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        pv.spec.as_mut().expect("a spec").persistent_volume_reclaim_policy = Some("Delete".into());
+        pv.status = Some(PersistentVolumeStatus { phase: Some("Released".into()), ..Default::default() });
+        pv
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unpublish_ends_the_back_off_of_the_deletion_of_its_volume() {
+        let (own, other) = (id("pvc-1"), id("pvc-2"));
+        let (provisioner, disk) = fixture::unanswered(&[&own]);
+        for event in [Event::Init, Event::InitApply(released()), Event::InitDone] {
+            provisioner.index.update(&Ok(event));
+        }
+        let mut woken = pin!(woken(Arc::clone(&provisioner)));
+        disk.set_published(&own, Some(Path::new("/target")));
+        let pv = Arc::new(released());
+        for _ in 0..5 {
+            advance(MOST).await;
+            let pass = reconcile_pv(Arc::clone(&pv), Arc::clone(&provisioner)).await;
+            let error = pass.expect_err("a mount shows the volume");
+            failed(Arc::clone(&pv), &error, Arc::clone(&provisioner));
+        }
+        let waits = || provisioner.attempts.wait(UID);
+        // More than a subscriber can be behind.
+        for _ in 0..100 {
+            disk.set_published(&other, None);
+        }
+        assert_eq!(woken.next().now_or_never(), None);
+        assert!(waits() > Some(SECOND), "{:?}", waits());
+        for _ in 0..2 {
+            disk.set_published(&own, None);
+        }
+        assert_eq!(woken.next().now_or_never(), Some(Some(ObjectRef::new("pvc-1"))));
+        assert_eq!(woken.next().now_or_never(), None, "one pass for each failure");
+        advance(SECOND).await;
+        assert_eq!(waits(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unpublish_wakes_the_removal_of_data_that_was_in_use() {
+        let own = id("pvc-1");
+        let (provisioner, disk) = fixture::unanswered(&[&own]);
+        let mut woken = pin!(woken(Arc::clone(&provisioner)));
+        let in_use = Error::Store(volume::Error::Published { id: own.clone(), target: "/target".into() });
+        for (error, is_woken) in [(in_use, true), (Error::NoUid, false)] {
+            provisioner.removal_failed(&backoff_key(&own), &error);
+            disk.set_published(&own, None);
+            assert_eq!(woken.next().now_or_never(), None, "the volume has no PV");
+            assert_eq!(provisioner.discards.added.notified().now_or_never().is_some(), is_woken, "{error}");
+        }
+    }
+}
