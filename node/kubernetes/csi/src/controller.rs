@@ -73,23 +73,7 @@ const HEALTH: usize = 1_000;
 
 /// Maximum number of calls that change volumes at the same time. A copy can take hours, and its call keeps a
 /// connection meanwhile: the kubelet needs the others, see [`CONNECTIONS`].
-const CHANGES: usize = CONNECTIONS / 2;
-
-/// Running calls that change volumes.
-#[derive(Debug, Clone)]
-pub(crate) struct Changes(Arc<Semaphore>);
-
-impl Default for Changes {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(CHANGES)))
-    }
-}
-
-impl Changes {
-    fn begin(&self) -> Result<OwnedSemaphorePermit, ControllerError> {
-        Arc::clone(&self.0).try_acquire_owned().map_err(|_| ControllerError::Busy { most: CHANGES })
-    }
-}
+pub(crate) const CHANGES: usize = CONNECTIONS / 2;
 
 pub(crate) struct ControllerService<H> {
     pub(crate) node: String,
@@ -99,7 +83,8 @@ pub(crate) struct ControllerService<H> {
     pub(crate) provisioner: Provisioner,
     /// Locks of the Node service, which both services use.
     pub(crate) locks: VolumeLocks,
-    pub(crate) changes: Changes,
+    /// Permits for [`CHANGES`] calls.
+    pub(crate) changes: Arc<Semaphore>,
 }
 
 impl<H: Host> ControllerService<H> {
@@ -122,7 +107,7 @@ impl<H: Host> ControllerService<H> {
         mut next: impl FnMut(&Result<T, ControllerError>) -> Option<Duration> + Send,
         change: impl Fn(&dyn Volumes, &VolumeId) -> Result<T, ControllerError> + Clone + Send + 'static,
     ) -> Result<T, ControllerError> {
-        let begun = self.changes.begin()?;
+        let begun = Arc::clone(&self.changes).try_acquire_owned().map_err(|_| ControllerError::Busy { most: CHANGES })?;
         let mut held = (self.locks.lock(id).await, begun);
         loop {
             let (id, change) = (id.clone(), change.clone());
@@ -511,20 +496,6 @@ fn unannounced(capability: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn changes_leave_connections_to_the_kubelet() {
-        let changes = Changes::default();
-        let running: Vec<_> = (0..CONNECTIONS).map_while(|_| changes.begin().ok()).collect();
-        assert_eq!(running.len(), CONNECTIONS / 2);
-        let status = Status::from(changes.begin().expect_err("too many"));
-        assert_eq!(
-            (status.code(), status.message()),
-            (tonic::Code::Aborted, "32 calls change volumes; repeat the call later")
-        );
-        drop(running);
-        drop(changes.begin().expect("the calls have ended"));
-    }
 
     #[test]
     fn copies_that_wait_for_their_source_have_growing_pauses() {

@@ -23,7 +23,7 @@ use tracing::{error, info, warn};
 use volume::{VolumeId, VolumeLocks, Volumes};
 
 use crate::controller::cluster_object::Provisioner;
-use crate::controller::{Changes, ControllerService};
+use crate::controller::{CHANGES, ControllerService};
 use crate::host::{Host, RevokedDetach, WatchReport};
 use crate::identity::IdentityService;
 use crate::leftovers::remove_empty_volume_data;
@@ -112,6 +112,7 @@ pub struct Plugin<H> {
     host: Arc<H>,
     locks: VolumeLocks,
     looks: Arc<Semaphore>,
+    changes: Arc<Semaphore>,
     metrics: Metrics,
     again: Notify,
     swept: OnceCell<()>,
@@ -137,9 +138,10 @@ impl<H: Host> Plugin<H> {
         let (metrics, host) = (Metrics::register(registry)?, Arc::new(host));
         let counting = Arc::clone(&host);
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
-        let (locks, looks) = (VolumeLocks::default(), Arc::new(Semaphore::new(LOOKS)));
+        let locks = VolumeLocks::default();
+        let [looks, changes] = [LOOKS, CHANGES].map(|most| Arc::new(Semaphore::new(most)));
         let (again, swept, revoked) = (Notify::new(), OnceCell::new(), watch::Sender::default());
-        Ok(Self { settings, host, locks, looks, metrics, again, swept, revoked, controller: None })
+        Ok(Self { settings, host, locks, looks, changes, metrics, again, swept, revoked, controller: None })
     }
 
     /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and
@@ -325,7 +327,7 @@ impl<H: Host> Plugin<H> {
                 volumes: Arc::clone(volumes),
                 provisioner: *provisioner,
                 locks: self.locks.clone(),
-                changes: Changes::default(),
+                changes: Arc::clone(&self.changes),
             })
         });
         let services: &[_] = match &self.controller {

@@ -13,21 +13,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csi::{Plugin, Settings, Shape, Step};
+use csi::{Plugin, Provisioner, Settings, Shape, Step};
+use envtest::FakeVolumes;
 use fake::FakeHost;
 use kubelet::{Kubelet, MANY, connect};
 use mount::Attributes;
 use nix::unistd::Uid;
 use prometheus::Registry;
+use proto::csi::controller_client::ControllerClient;
 use proto::csi::node_client::NodeClient;
-use proto::csi::{NodeGetInfoRequest, NodeUnpublishVolumeRequest};
+use proto::csi::{DeleteSnapshotRequest, NodeGetInfoRequest, NodeUnpublishVolumeRequest};
 use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
-use tonic::Code;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 use units::Bytes;
 
 /// Attributes of the mount of a directory.
@@ -55,17 +57,26 @@ impl Node {
         (node, client)
     }
 
+    async fn with_controller(host: &FakeHost, volumes: Arc<FakeVolumes>) -> Self {
+        Self::start_as(host, |_| {}, |plugin| plugin.with_controller(volumes, Provisioner::Own)).await
+    }
+
     async fn start_with(host: &FakeHost, change: impl FnOnce(&mut Settings)) -> Self {
+        Self::start_as(host, change, |plugin| plugin).await
+    }
+
+    async fn start_as(
+        host: &FakeHost,
+        change: impl FnOnce(&mut Settings),
+        complete: impl FnOnce(Plugin<FakeHost>) -> Plugin<FakeHost>,
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let mut settings = Settings::new(directory.path(), "node-1", "1.2.3");
         settings.peer = Uid::current();
         change(&mut settings);
         let registry = Registry::new();
-        let plugin = Arc::new(Plugin::new(settings, host.clone(), &registry).expect("metrics"));
-        let service = Arc::clone(&plugin);
-        let supervisor =
-            Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
-        supervisor.handle().healthy().await.expect("it starts");
+        let plugin = Arc::new(complete(Plugin::new(settings, host.clone(), &registry).expect("metrics")));
+        let supervisor = supervise(&plugin).await;
         let kubelet = Kubelet { directory: directory.path().to_owned() };
         Self { supervisor, plugin, registry, kubelet, _directory: directory }
     }
@@ -73,6 +84,18 @@ impl Node {
     fn registration_socket(&self) -> PathBuf {
         self.kubelet.directory.join("plugins_registry/local.granary.dev-reg.sock")
     }
+}
+
+/// Starts the services of a plugin.
+async fn supervise(plugin: &Arc<Plugin<FakeHost>>) -> Supervisor {
+    let service = Arc::clone(plugin);
+    let supervisor = Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
+    supervisor.handle().healthy().await.expect("it starts");
+    supervisor
+}
+
+async fn controller(kubelet: &Kubelet) -> ControllerClient<Channel> {
+    ControllerClient::new(connect(kubelet.socket()).await.expect("connect"))
 }
 
 async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
@@ -186,6 +209,42 @@ async fn canceled_looks_at_a_disk_that_hangs_are_limited() {
     host.hang_looks(false);
     client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats");
     eventually("all looks end", || host.looks() == 0).await;
+}
+
+async fn remove_snapshot(mut client: ControllerClient<Channel>, number: usize) -> Result<(), Status> {
+    let request = DeleteSnapshotRequest { snapshot_id: format!("snapshot-{number}"), ..Default::default() };
+    client.delete_snapshot(request).await.map(drop)
+}
+
+/// Regression: each run of the server counted from zero. The threads of calls outlive a run that fails or is aborted.
+#[tokio::test]
+async fn changes_leave_connections_to_the_kubelet() {
+    let volumes = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let node = Node::with_controller(&FakeHost::default(), Arc::clone(&volumes)).await;
+    volumes.hold(true);
+    let client = controller(&node.kubelet).await;
+    let mut calls = JoinSet::new();
+    for number in 0..40 {
+        calls.spawn(remove_snapshot(client.clone(), number));
+    }
+    for _ in 0..8 {
+        let answer = tokio::time::timeout(LIMIT, calls.join_next()).await.expect("an answer").expect("a call");
+        let status = answer.expect("no panic").expect_err("too many");
+        let expected = (Code::Aborted, "32 calls change volumes; repeat the call later");
+        assert_eq!((status.code(), status.message()), expected);
+    }
+    node.supervisor.stop(Duration::ZERO).await.expect_err("the calls have not ended");
+    let _supervisor = supervise(&node.plugin).await;
+    let client = controller(&node.kubelet).await;
+    let answer = tokio::time::timeout(LIMIT, remove_snapshot(client.clone(), 40)).await;
+    volumes.hold(false);
+    assert_eq!(answer.expect("an answer").expect_err("the threads still run").code(), Code::Aborted);
+    let ended = async {
+        while remove_snapshot(client.clone(), 40).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, ended).await.expect("the threads have ended");
 }
 
 /// Regression: conditions had no fault of the disk if external-provisioner replaced the provisioner, which read the
