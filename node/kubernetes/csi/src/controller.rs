@@ -43,7 +43,7 @@ use volume::{
 
 use crate::condition::{Health, abnormal, health};
 use crate::controller::cluster_object::{ClusterObject, Provisioner};
-use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, Validate};
+use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, RequestName, Validate};
 use crate::controller::snapshots::Take;
 use crate::host::{Host, PathContents};
 use crate::identity::topology;
@@ -122,20 +122,20 @@ impl<H: Host> ControllerService<H> {
         }
     }
 
-    /// Rejects a request for an object of the cluster while the node's own provisioner serves these objects. This check
-    /// precedes all others: after `RESOURCE_EXHAUSTED`, external-provisioner would let the scheduler select another
-    /// node for a claim that the provisioner is serving.
+    /// Checks the name, and rejects a request for an object of the cluster while the node's own provisioner serves
+    /// these objects. This check precedes all others: after `RESOURCE_EXHAUSTED`, external-provisioner would let the
+    /// scheduler select another node for a claim that the provisioner is serving.
     fn check_name<'a>(
         &self,
-        name: &str,
+        name: &'a str,
         parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
-    ) -> Result<(), ControllerError> {
-        let name = request::name(name)?;
+    ) -> Result<RequestName<'a>, ControllerError> {
+        let name = RequestName::parse(name)?;
         let found = match self.provisioner {
-            Provisioner::Own => ClusterObject::of(name, parameters),
+            Provisioner::Own => ClusterObject::of(name.as_str(), parameters),
             Provisioner::External => None,
         };
-        found.map_or(Ok(()), |object| Err(ControllerError::OfCluster { name: name.to_owned(), object }))
+        found.map_or(Ok(name), |object| Err(ControllerError::OfCluster { name: name.as_str().to_owned(), object }))
     }
 
     fn disk_health(&self) -> Health {
@@ -243,8 +243,8 @@ impl<H: Host> Controller for ControllerService<H> {
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         let message = request.get_ref();
-        self.check_name(&message.name, message.parameters.iter().chain(&message.mutable_parameters))?;
-        let want = Create::parse(message, &self.node).map_err(ControllerError::from)?;
+        let name = self.check_name(&message.name, message.parameters.iter().chain(&message.mutable_parameters))?;
+        let want = Create::parse(name, message, &self.node).map_err(ControllerError::from)?;
         if want.place == Placement::Elsewhere {
             return Err(ControllerError::Elsewhere { node: self.node.clone() }.into());
         }
@@ -387,8 +387,8 @@ impl<H: Host> Controller for ControllerService<H> {
         request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
         let message = request.get_ref();
-        self.check_name(&message.name, &message.parameters)?;
-        let Take { id, request } = Take::parse(message).map_err(ControllerError::from)?;
+        let name = self.check_name(&message.name, &message.parameters)?;
+        let Take { id, request } = Take::parse(name, message).map_err(ControllerError::from)?;
         let next = pauses(|taken: &Result<Taken<Record>, _>| taken.as_ref().ok()?.copying);
         let take = self.change(&id, next, move |volumes, id| {
             volumes.take_snapshot(id, &request).map_err(Change::Snapshot.failed())

@@ -58,8 +58,8 @@ impl<H: Host> GroupController for ControllerService<H> {
         request: Request<CreateVolumeGroupSnapshotRequest>,
     ) -> Result<Response<CreateVolumeGroupSnapshotResponse>, Status> {
         let message = request.get_ref();
-        self.check_name(&message.name, &message.parameters)?;
-        let request = snapshots::group(message).map_err(ControllerError::from)?;
+        let name = self.check_name(&message.name, &message.parameters)?;
+        let request = snapshots::group(name, message).map_err(ControllerError::from)?;
         let id = request.id.clone();
         let next = pauses(|taken: &Result<Taken<Members>, _>| taken.as_ref().ok()?.copying);
         let taken = self.change(&id, next, move |volumes, _| take(volumes, &request)).await?;

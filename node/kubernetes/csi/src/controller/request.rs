@@ -27,6 +27,10 @@ const PV_NAME: &str = "csi.storage.k8s.io/pv/name";
 /// from `CreateVolume`, but sends those of the class in `GetCapacity`.
 pub(crate) const RESERVED: &str = "csi.storage.k8s.io/";
 
+/// The valid name of a new volume, snapshot or group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RequestName<'a>(&'a str);
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Create {
     pub(crate) id: VolumeId,
@@ -111,8 +115,12 @@ pub(crate) struct Validate {
 }
 
 impl Create {
-    pub(crate) fn parse(message: &CreateVolumeRequest, node: &str) -> Result<Self, RequestError> {
-        let name = name(&message.name)?;
+    pub(crate) fn parse(
+        name: RequestName<'_>,
+        message: &CreateVolumeRequest,
+        node: &str,
+    ) -> Result<Self, RequestError> {
+        let name = name.as_str();
         let mode = modes(&message.volume_capabilities)?;
         let mutable = message.mutable_parameters.clone();
         let io = limits(IoLimits::NONE, &mutable, mode.into())?;
@@ -131,10 +139,16 @@ impl Create {
     }
 }
 
-/// The name of a new volume, snapshot or group.
-pub(crate) fn name(text: &str) -> Result<&str, RequestError> {
-    let name = required("name", Some(text).filter(|name| !name.is_empty()))?;
-    if name.len() > NAME_MAX || name.chars().any(char::is_control) { Err(RequestError::Name) } else { Ok(name) }
+impl<'a> RequestName<'a> {
+    pub(crate) fn parse(text: &'a str) -> Result<Self, RequestError> {
+        let name = required("name", Some(text).filter(|name| !name.is_empty()))?;
+        let is_valid = name.len() <= NAME_MAX && !name.chars().any(char::is_control);
+        if is_valid { Ok(Self(name)) } else { Err(RequestError::Name) }
+    }
+
+    pub(crate) const fn as_str(&self) -> &'a str {
+        self.0
+    }
 }
 
 pub(crate) fn digest(text: &str) -> String {
@@ -353,6 +367,10 @@ mod tests {
         }
     }
 
+    fn parse(message: &CreateVolumeRequest) -> Result<Create, RequestError> {
+        Create::parse(RequestName::parse(&message.name)?, message, NODE)
+    }
+
     fn topology(key: &str, value: &str) -> Topology {
         Topology { segments: HashMap::from([(key.to_owned(), value.to_owned())]) }
     }
@@ -365,8 +383,8 @@ mod tests {
     #[test]
     fn a_name_that_is_an_id_is_the_id() {
         let uid = "pvc-0b6f2f6e-9c1f-4d4e-8d0a-6f1f2a3b4c5d";
-        assert_eq!(Create::parse(&message(uid), NODE).unwrap().id.as_str(), uid);
-        let [one, other] = ["Data 1", "Data 2"].map(|name| Create::parse(&message(name), NODE).unwrap());
+        assert_eq!(parse(&message(uid)).unwrap().id.as_str(), uid);
+        let [one, other] = ["Data 1", "Data 2"].map(|name| parse(&message(name)).unwrap());
         assert_eq!(one.id.as_str().len(), "csi-".len() + 64);
         assert_ne!(one.id, other.id);
         assert_eq!(one.claim.uid, "Data 1");
@@ -377,7 +395,7 @@ mod tests {
         let reason = |change: fn(&mut CreateVolumeRequest)| {
             let mut message = message("data");
             change(&mut message);
-            Create::parse(&message, NODE).expect_err("it is rejected")
+            parse(&message).expect_err("it is rejected")
         };
         assert!(matches!(reason(|message| message.name.clear()), RequestError::Missing { field: "name" }));
         assert!(matches!(reason(|message| message.name.push('\n')), RequestError::Name));
@@ -421,7 +439,7 @@ mod tests {
         let message =
             CreateVolumeRequest { volume_capabilities: vec![block()], mutable_parameters, ..message("pvc-1") };
         let limited = IoLimits { read_operations: Some(100), ..IoLimits::NONE };
-        assert_eq!(Create::parse(&message, NODE).unwrap().io, limited);
+        assert_eq!(parse(&message).unwrap().io, limited);
         let CreateVolumeRequest { mutable_parameters, .. } = message;
         let modify = ControllerModifyVolumeRequest {
             volume_id: "pvc-1".to_owned(),
@@ -442,7 +460,7 @@ mod tests {
             [(CLAIM_NAMESPACE, "shop"), (CLAIM_NAME, "data"), (PV_NAME, "pvc-1"), ("blockAllocation", "thin")];
         let parameters = metadata.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let message = CreateVolumeRequest { parameters: parameters.into(), ..message("pvc-1") };
-        let create = Create::parse(&message, NODE).unwrap();
+        let create = parse(&message).unwrap();
         assert_eq!((create.claim.to_string().as_str(), create.claim.uid.as_str()), ("shop/data", "pvc-1"));
         assert_eq!(create.parameters.allocation, volume::Allocation::Thin);
     }
@@ -466,7 +484,7 @@ mod tests {
     fn one_requisite_topology_has_to_be_the_nodes() {
         let place = |requisite: Vec<Topology>| {
             let accessibility_requirements = Some(TopologyRequirement { requisite, preferred: vec![] });
-            Create::parse(&CreateVolumeRequest { accessibility_requirements, ..message("data") }, NODE).unwrap().place
+            parse(&CreateVolumeRequest { accessibility_requirements, ..message("data") }).unwrap().place
         };
         let other = topology(TOPOLOGY_KEY, "node-2");
         assert_eq!(place(vec![]), Placement::Here);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use proto::csi::{CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, Snapshot, VolumeGroupSnapshot};
 use volume::{Claim, GroupRequest, Owner, Record, SnapshotParameters, SnapshotRequest, State, VolumeId};
 
-use crate::controller::request::{digest, name};
+use crate::controller::request::{RequestName, digest};
 use crate::request::{NAME_MAX, RequestError, required, signed, volume_id};
 use crate::status::ControllerError;
 
@@ -41,16 +41,19 @@ pub(crate) struct Take {
 }
 
 impl Take {
-    pub(crate) fn parse(message: &CreateSnapshotRequest) -> Result<Self, RequestError> {
-        let name = name(&message.name)?;
+    pub(crate) fn parse(name: RequestName<'_>, message: &CreateSnapshotRequest) -> Result<Self, RequestError> {
+        let name = name.as_str();
         let source = volume_id(&message.source_volume_id)?;
         let (claim, parameters) = class(name, &message.parameters, OF_SNAPSHOT)?;
         Ok(Self { id: id_of(SNAPSHOT, name, NAME_MAX), request: request(claim, source, parameters) })
     }
 }
 
-pub(crate) fn group(message: &CreateVolumeGroupSnapshotRequest) -> Result<GroupRequest, RequestError> {
-    let name = name(&message.name)?;
+pub(crate) fn group(
+    name: RequestName<'_>,
+    message: &CreateVolumeGroupSnapshotRequest,
+) -> Result<GroupRequest, RequestError> {
+    let name = name.as_str();
     let (claim, parameters) = class(name, &message.parameters, OF_GROUP)?;
     let id = group_id(name);
     let member = |source: &String| {
@@ -202,10 +205,19 @@ mod tests {
         CreateSnapshotRequest { name, source_volume_id, ..CreateSnapshotRequest::default() }
     }
 
+    fn take(message: &CreateSnapshotRequest) -> Result<Take, RequestError> {
+        Take::parse(RequestName::parse(&message.name)?, message)
+    }
+
+    fn take_group(message: &CreateVolumeGroupSnapshotRequest) -> Result<GroupRequest, RequestError> {
+        group(RequestName::parse(&message.name)?, message)
+    }
+
     fn group_of_volumes(name: &str, volumes: &[&str]) -> GroupRequest {
         let source_volume_ids = volumes.iter().map(|volume| (*volume).to_owned()).collect();
         let name = name.to_owned();
-        group(&CreateVolumeGroupSnapshotRequest { name, source_volume_ids, ..Default::default() }).expect("a request")
+        let message = CreateVolumeGroupSnapshotRequest { name, source_volume_ids, ..Default::default() };
+        take_group(&message).expect("a request")
     }
 
     fn record(request: &SnapshotRequest, state: State) -> Record {
@@ -228,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_has_the_name_of_its_client_or_a_digest_of_it() {
-        let of = |name: &str| Take::parse(&message_of(name)).expect("a request").id;
+        let of = |name: &str| take(&message_of(name)).expect("a request").id;
         assert_eq!(of("snapshot-11-22"), id("snapshot-11-22"));
         assert_eq!(of("pvc-1").as_str().len(), SNAPSHOT.len() + DIGITS, "not the ID of a volume");
         assert_ne!(of("Data 1"), of("Data 2"));
@@ -244,10 +256,10 @@ mod tests {
             (OF_SNAPSHOT[2], "c"),
         ]);
         let message = CreateSnapshotRequest { parameters: of_class, ..message_of("s") };
-        let Take { request, .. } = Take::parse(&message).unwrap();
+        let Take { request, .. } = take(&message).unwrap();
         assert_eq!((request.claim.to_string().as_str(), request.claim.uid.as_str()), ("shop/before", "s"));
         assert_eq!((request.max_pause, request.sharing), (Duration::from_secs(1), Sharing::Permanent));
-        let members = group(&CreateVolumeGroupSnapshotRequest {
+        let members = take_group(&CreateVolumeGroupSnapshotRequest {
             name: "g".into(),
             source_volume_ids: vec!["pvc-1".into(), "pvc-2".into()],
             parameters: parameters([("thin", "true")]),
@@ -259,16 +271,16 @@ mod tests {
 
     #[test]
     fn invalid_requests_are_rejected() {
-        let missing = |message: &CreateSnapshotRequest| match Take::parse(message) {
+        let missing = |message: &CreateSnapshotRequest| match take(message) {
             Err(RequestError::Missing { field }) => field,
             other => panic!("{other:?}"),
         };
         assert_eq!(missing(&message_of("")), "name");
         assert_eq!(missing(&CreateSnapshotRequest { source_volume_id: String::new(), ..message_of("s") }), "volume_id");
         let thin = CreateSnapshotRequest { parameters: parameters([("thin", "yes")]), ..message_of("s") };
-        assert!(matches!(Take::parse(&thin), Err(RequestError::SnapshotParameters(_))));
+        assert!(matches!(take(&thin), Err(RequestError::SnapshotParameters(_))));
         let of = |source_volume_ids: Vec<String>| {
-            group(&CreateVolumeGroupSnapshotRequest { name: "g".into(), source_volume_ids, ..Default::default() })
+            take_group(&CreateVolumeGroupSnapshotRequest { name: "g".into(), source_volume_ids, ..Default::default() })
         };
         assert!(matches!(of(vec![]), Err(RequestError::Missing { field: "source_volume_ids" })));
         assert!(matches!(of(vec!["../x".into()]), Err(RequestError::VolumeId(_))));
@@ -310,7 +322,7 @@ mod tests {
 
     #[test]
     fn only_ready_snapshots_of_this_service_are_shown() {
-        let Take { id, request } = Take::parse(&message_of("snapshot-1")).expect("a request");
+        let Take { id, request } = take(&message_of("snapshot-1")).expect("a request");
         let shown = message(&id, &record(&request, State::Announced)).expect("a snapshot");
         assert_eq!((shown.snapshot_id.as_str(), shown.source_volume_id.as_str()), ("snapshot-1", "pvc-1"));
         assert_eq!((shown.size_bytes, shown.ready_to_use, shown.group_snapshot_id.as_str()), (1 << 20, true, ""));
