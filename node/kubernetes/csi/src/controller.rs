@@ -85,6 +85,8 @@ pub(crate) struct ControllerService<H> {
     pub(crate) locks: VolumeLocks,
     /// Permits for [`CHANGES`] calls.
     pub(crate) changes: Arc<Semaphore>,
+    /// Permits for threads that measure the disk.
+    pub(crate) measurements: Arc<Semaphore>,
 }
 
 impl<H: Host> ControllerService<H> {
@@ -107,7 +109,8 @@ impl<H: Host> ControllerService<H> {
         mut next: impl FnMut(&Result<T, ControllerError>) -> Option<Duration> + Send,
         change: impl Fn(&dyn Volumes, &VolumeId) -> Result<T, ControllerError> + Clone + Send + 'static,
     ) -> Result<T, ControllerError> {
-        let begun = Arc::clone(&self.changes).try_acquire_owned().map_err(|_| ControllerError::Busy { most: CHANGES })?;
+        let begun =
+            Arc::clone(&self.changes).try_acquire_owned().map_err(|_| ControllerError::Busy { most: CHANGES })?;
         let mut held = (self.locks.lock(id).await, begun);
         loop {
             let (id, change) = (id.clone(), change.clone());
@@ -343,7 +346,12 @@ impl<H: Host> Controller for ControllerService<H> {
             let maximum_volume_size = Some(0);
             return Ok(Response::new(GetCapacityResponse { maximum_volume_size, ..GetCapacityResponse::default() }));
         }
-        let space = self.on_disk(|volumes| volumes.space()).await.map_err(ControllerError::from)?;
+        let permit = Arc::clone(&self.measurements).acquire_owned().await.ok();
+        let measure = move |volumes: &dyn Volumes| {
+            let _permit = permit; // held by the thread, which outlives a canceled call
+            volumes.space()
+        };
+        let space = self.on_disk(measure).await.map_err(ControllerError::from)?;
         let modes = mode.map_or(vec![VolumeMode::Filesystem, VolumeMode::Block], |mode| vec![mode.into()]);
         let largest = modes.into_iter().map(|mode| space.largest(|size| parameters.mode(mode, size))).max();
         Ok(Response::new(GetCapacityResponse {

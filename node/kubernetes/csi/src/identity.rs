@@ -10,6 +10,7 @@ use proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     NodeGetInfoResponse, PluginCapability, ProbeRequest, ProbeResponse, Topology, plugin_capability,
 };
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use tracing::warn;
@@ -21,6 +22,8 @@ pub(crate) struct IdentityService<H> {
     /// Services that depend on the plugin's settings.
     pub(crate) services: Vec<service::Type>,
     pub(crate) host: Arc<H>,
+    /// Permits for threads that measure the disk.
+    pub(crate) measurements: Arc<Semaphore>,
 }
 
 #[tonic::async_trait]
@@ -49,9 +52,14 @@ impl<H: Host> Identity for IdentityService<H> {
     }
 
     async fn probe(&self, _request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        let permit = Arc::clone(&self.measurements).acquire_owned().await.ok();
         let host = Arc::clone(&self.host);
+        let measure = move || {
+            let _permit = permit; // held by the thread, which outlives a canceled call
+            host.ready()
+        };
         // A panic also means that the plugin is not ready.
-        let ready = spawn_blocking(move || host.ready()).await;
+        let ready = spawn_blocking(measure).await;
         let error: Option<&(dyn Error + 'static)> = match &ready {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),

@@ -73,8 +73,8 @@ fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, Cal
     })
 }
 
-/// Maximum number of threads that read the state of volumes. A disk that hangs blocks them, even after the kubelet has
-/// canceled its calls.
+/// Maximum number of threads that read the state of volumes, and of those that measure the disk. A disk that hangs
+/// blocks them, even after the client has canceled its calls.
 pub(crate) const LOOKS: usize = 16;
 
 pub(crate) struct NodeService<H> {

@@ -113,6 +113,8 @@ pub struct Plugin<H> {
     locks: VolumeLocks,
     looks: Arc<Semaphore>,
     changes: Arc<Semaphore>,
+    /// Permits of `Probe` and `GetCapacity`. The reads of `looks` may hang while a measurement does not.
+    measurements: Arc<Semaphore>,
     metrics: Metrics,
     again: Notify,
     swept: OnceCell<()>,
@@ -139,9 +141,10 @@ impl<H: Host> Plugin<H> {
         let counting = Arc::clone(&host);
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
         let locks = VolumeLocks::default();
-        let [looks, changes] = [LOOKS, CHANGES].map(|most| Arc::new(Semaphore::new(most)));
+        let [looks, changes, measurements] = [LOOKS, CHANGES, LOOKS].map(|most| Arc::new(Semaphore::new(most)));
         let (again, swept, revoked) = (Notify::new(), OnceCell::new(), watch::Sender::default());
-        Ok(Self { settings, host, locks, looks, changes, metrics, again, swept, revoked, controller: None })
+        let controller = None;
+        Ok(Self { settings, host, locks, looks, changes, measurements, metrics, again, swept, revoked, controller })
     }
 
     /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and
@@ -328,6 +331,7 @@ impl<H: Host> Plugin<H> {
                 provisioner: *provisioner,
                 locks: self.locks.clone(),
                 changes: Arc::clone(&self.changes),
+                measurements: Arc::clone(&self.measurements),
             })
         });
         let services: &[_] = match &self.controller {
@@ -338,7 +342,12 @@ impl<H: Host> Plugin<H> {
             None => &[],
         };
         let (services, takes_groups) = (services.to_vec(), services.contains(&service::Type::GroupControllerService));
-        let identity = IdentityService { version: version.clone(), services, host: Arc::clone(&self.host) };
+        let identity = IdentityService {
+            version: version.clone(),
+            services,
+            host: Arc::clone(&self.host),
+            measurements: Arc::clone(&self.measurements),
+        };
         let node = NodeService {
             node: node.clone(),
             kubelet: kubelet.clone(),

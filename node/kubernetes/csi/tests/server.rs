@@ -21,8 +21,11 @@ use mount::Attributes;
 use nix::unistd::Uid;
 use prometheus::Registry;
 use proto::csi::controller_client::ControllerClient;
+use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
-use proto::csi::{DeleteSnapshotRequest, NodeGetInfoRequest, NodeUnpublishVolumeRequest};
+use proto::csi::{
+    DeleteSnapshotRequest, GetCapacityRequest, NodeGetInfoRequest, NodeUnpublishVolumeRequest, ProbeRequest,
+};
 use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
@@ -209,6 +212,33 @@ async fn canceled_looks_at_a_disk_that_hangs_are_limited() {
     host.hang_looks(false);
     client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats");
     eventually("all looks end", || host.looks() == 0).await;
+}
+
+/// Regression: a client that polled a disk that hangs took a thread with each call.
+#[tokio::test]
+async fn canceled_measurements_of_a_disk_that_hangs_are_limited() {
+    let host = FakeHost::default();
+    let node = Node::with_controller(&host, Arc::new(FakeVolumes::with_size(Bytes::GIB))).await;
+    let channel = connect(node.kubelet.socket()).await.expect("connect");
+    host.hang_looks(true);
+    let patience = Duration::from_secs(2);
+    let mut probes = JoinSet::new();
+    for _ in 0..40 {
+        let mut client = IdentityClient::new(channel.clone());
+        let probe = async move { client.probe(ProbeRequest {}).await.map(drop) };
+        probes.spawn(tokio::time::timeout(patience, probe));
+    }
+    eventually("the other calls have not begun", || host.looks() == 16).await;
+    let mut controller = ControllerClient::new(channel);
+    let capacity = controller.get_capacity(GetCapacityRequest::default());
+    tokio::time::timeout(patience, capacity).await.expect_err("it waits for a permit");
+    while let Some(probe) = probes.join_next().await {
+        probe.expect("no panic").expect_err("canceled");
+    }
+    assert_eq!(host.looks(), 16);
+    host.hang_looks(false);
+    controller.get_capacity(GetCapacityRequest::default()).await.expect("a capacity");
+    eventually("all measurements end", || host.looks() == 0).await;
 }
 
 async fn remove_snapshot(mut client: ControllerClient<Channel>, number: usize) -> Result<(), Status> {

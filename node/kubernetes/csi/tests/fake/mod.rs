@@ -145,13 +145,13 @@ impl FakeHost {
         self.state().adoptions
     }
 
-    /// Sets whether looks at volumes hang.
+    /// Sets whether looks at volumes and measurements of the disk hang.
     pub fn hang_looks(&self, hang: bool) {
         self.state().looks_hang = hang;
         self.0.1.notify_all();
     }
 
-    /// Number of looks at volumes that have begun and not ended.
+    /// Number of looks and measurements that have begun and not ended.
     pub fn looks(&self) -> usize {
         self.state().looks
     }
@@ -201,6 +201,15 @@ impl FakeHost {
         self.state().targets.is_empty()
     }
 
+    /// Begins a look, and returns at its end.
+    fn wait_for_look(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        state.looks += 1;
+        let mut state = self.0.1.wait_while(state, |state| state.looks_hang).expect("nothing panicked");
+        state.looks -= 1;
+        state
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.0.lock().expect("nothing panics while it is held")
     }
@@ -214,6 +223,7 @@ impl Host for FakeHost {
     type At = (VolumeId, TargetPath);
 
     fn ready(&self) -> Result<(), volume::LookError> {
+        drop(self.wait_for_look());
         Ok(())
     }
 
@@ -282,10 +292,7 @@ impl Host for FakeHost {
     }
 
     fn inspect(&self, volume: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError> {
-        let mut state = self.state();
-        state.looks += 1;
-        let mut state = self.0.1.wait_while(state, |state| state.looks_hang).expect("nothing panicked");
-        state.looks -= 1;
+        let state = self.wait_for_look();
         let known = state.mode(volume).map_or(Volume::Unknown, Volume::Known);
         let there = state.targets.get(path).and_then(Option::as_ref).filter(|(found, _)| found == volume);
         let found = match (state.volumes.get(volume), there) {
