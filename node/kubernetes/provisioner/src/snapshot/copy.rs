@@ -104,8 +104,10 @@ mod tests {
     use std::time::SystemTime;
 
     use envtest::FakeVolumes;
+    use supervisor::Supervisor;
+    use tokio::time::timeout;
     use units::Bytes;
-    use volume::{Cloning, Mode, Sharing, State};
+    use volume::{Cloning, Mode, Owner, Sharing, State};
 
     use super::*;
     use crate::event_queue::QueuedEvent;
@@ -122,11 +124,15 @@ mod tests {
 
     impl Fixture {
         fn new() -> Self {
+            Self::of(Owner::Provisioner)
+        }
+
+        fn of(owner: Owner) -> Self {
             let [source, snapshot] = ["pvc-1", "snapshot-1"].map(id);
             let (provisioner, disk) = fixture::unanswered(&[&source]);
             let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary };
             let cloning = Some(Cloning::new(source.clone(), Bytes::GIB));
-            let record = Record { cloning, ..fixture::record(mode, State::Complete) };
+            let record = Record { owner, cloning, ..fixture::record(mode, State::Complete) };
             disk.put(&snapshot, record.clone());
             Self { provisioner, disk, source, snapshot, record }
         }
@@ -139,6 +145,19 @@ mod tests {
         fn state(&self) -> Option<State> {
             self.disk.record(&self.snapshot).map(|record| record.state)
         }
+    }
+
+    /// The client of CSI that took the snapshot may have given up.
+    #[tokio::test]
+    async fn the_service_copies_snapshots_of_csi() {
+        const LIMIT: Duration = Duration::from_secs(20);
+        let fixture = Fixture::of(Owner::Controller { source: Some(id("pvc-1")) });
+        let mut changes = fixture.provisioner.store.calls().changes();
+        let shared = Arc::clone(&fixture.provisioner);
+        let tree = Supervisor::start("copies", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+        timeout(LIMIT, changes.changed()).await.expect("a copy in time").expect("the store exists");
+        assert_eq!(fixture.state(), Some(State::Announced));
+        tree.stop(LIMIT).await.expect("it ends");
     }
 
     #[tokio::test]
