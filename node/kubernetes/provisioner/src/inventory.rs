@@ -255,9 +255,12 @@ pub(crate) fn example() -> Snapshot {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use envtest::FakeVolumes;
     use prometheus::{Registry, TextEncoder};
+    use volume::{Allocation, Owner, Record};
 
     use super::*;
+    use crate::fixture::{self, id};
 
     fn text(registry: &Registry) -> String {
         TextEncoder::new().encode_to_string(&registry.gather()).expect("text")
@@ -297,6 +300,19 @@ mod tests {
                 "granary_volumes_retired 1",
             ]
         );
+    }
+
+    /// The alert GranaryVolumeUnfinished reports clones that a client of CSI has given up.
+    #[test]
+    fn staged_volumes_of_csi_are_counted() {
+        let disk = FakeVolumes::with_size(Bytes::new(100 << 30));
+        let mode = Mode::Block { allocation: Allocation::Thick };
+        let owner = Owner::Controller { source: Some(id("pvc-data")) };
+        disk.put(&id("copy"), Record { owner, ..fixture::record(mode, State::Staged) });
+        let registry = Registry::new();
+        registry.register(Box::new(Inventory::new(move || Snapshot::of(&disk)).unwrap())).unwrap();
+        let text = text(&registry);
+        assert!(text.contains(r#"granary_volumes{mode="block",state="staged"} 1"#), "{text}");
     }
 
     #[test]
