@@ -21,6 +21,10 @@ use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized, snaps
 /// More than two sources, so that more time passes between the first clone and the last one.
 const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
 
+/// Number of groups that are taken while a program writes. If it ran during the first group, the last member would have
+/// a later number than the first one. The second group shows that the program wrote.
+const GROUPS: usize = 2;
+
 fn group_of(name: &str, sources: &[&str]) -> GroupRequest {
     let member = |source: &&str| {
         let claim = Claim { uid: name.into(), namespace: "default".into(), name: name.into() };
@@ -65,7 +69,7 @@ impl Drop for Over<'_> {
 }
 
 /// Takes groups of the sources while a program writes the same number to one after the other: `write` is one round.
-fn are_of_one_instant(node: &Node, sources: &[&str], groups: usize, write: impl Fn(&Pods, u64) + Sync) {
+fn are_of_one_instant(node: &Node, sources: &[&str], write: impl Fn(&Pods, u64) + Sync) {
     let (pods, is_over) = (Pods::of(&node.store), AtomicBool::new(false));
     let mut counts = Vec::new();
     thread::scope(|scope| {
@@ -78,7 +82,7 @@ fn are_of_one_instant(node: &Node, sources: &[&str], groups: usize, write: impl 
             }
         });
         let over = Over(&is_over);
-        for number in 0..groups {
+        for number in 0..GROUPS {
             let want = group_of(&format!("group-{number}"), sources);
             let records = taken(node, &want);
             assert_eq!(pods.freezes(), number + 1, "once for all sources");
@@ -105,7 +109,7 @@ fn all_snapshots_of_a_group_are_of_one_instant() {
     for allocation in [Allocation::Thick, Allocation::Thin] {
         let node = Node::new();
         let images = with_sources(&node, allocation);
-        are_of_one_instant(&node, &SOURCES, 3, |pods, count| {
+        are_of_one_instant(&node, &SOURCES, |pods, count| {
             for image in &images {
                 pods.write(|| image.write_all_at(&count.to_le_bytes(), 0).unwrap());
             }
@@ -250,7 +254,7 @@ fn disks_and_files_of_a_group_are_of_one_instant() {
     };
     let all: Vec<File> = BOTH.iter().map(open).collect();
     let former: Vec<Record> = BOTH.iter().map(|name| node.store.record(&id(name)).unwrap().unwrap()).collect();
-    are_of_one_instant(&node, &BOTH, 3, |pods, count| {
+    are_of_one_instant(&node, &BOTH, |pods, count| {
         for (file, name) in all.iter().zip(BOTH) {
             pods.write(|| file.write_all_at(&count.to_le_bytes(), 0).unwrap());
             let top = node.path("live", &id(name));
