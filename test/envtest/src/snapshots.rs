@@ -10,6 +10,7 @@ use kube::api::{
 };
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 use crate::{Cluster, Failure, PATIENCE, Seen, eventually};
 
@@ -34,9 +35,10 @@ fn group_resource(version: &str, kind: &str, plural: &str) -> ApiResource {
 }
 
 impl SnapshotApi {
-    /// Creates the CRDs like a node does.
+    /// Creates the CRDs like a node does, once for all cases: those that run at the same time must not do it together.
     pub async fn install(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
-        cluster.reconcile_snapshots().await?;
+        static INSTALLED: OnceCell<()> = OnceCell::const_new();
+        INSTALLED.get_or_try_init(|| cluster.reconcile_snapshots()).await?;
         let api = Self::of(cluster.admin(), namespace);
         eventually(PATIENCE, "the API of snapshots", async || {
             let all = ListParams::default();

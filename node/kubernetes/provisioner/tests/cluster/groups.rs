@@ -25,7 +25,7 @@ async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, Snapsh
 }
 
 async fn node_with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, Vec<VolumeId>), Failure> {
-    let node = Node::start(cluster, namespace).await?;
+    let node = Node::start_apart(cluster, namespace).await?;
     let mut ids = Vec::new();
     for (name, mode) in CLAIMS {
         let id = node.volume(name, json!({"volumeMode": mode})).await?;

@@ -49,8 +49,18 @@ fn main() -> ExitCode {
         clones::what_cannot_be_cloned_is_reported_with_both_claims,
         // The cases before these have no CRDs of snapshots.
         snapshots::a_snapshot_is_taken_restored_and_deleted,
-        snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::copies_pause_while_they_wait_for_their_sources,
+        snapshots::a_node_writes_only_contents_that_it_serves,
+        groups::a_node_writes_only_contents_of_groups_that_it_serves,
+        rollback::a_node_annotates_only_claims_on_it,
+        // This case changes the CRDs.
+        groups::a_group_of_an_earlier_version_is_taken_and_deleted,
+    ];
+    // These cases run at the same time, each with its own node, because they mostly wait for passes that are tried
+    // again after a second.
+    let suite = suite.at_once(suite![
+        Suite::new();
+        snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::a_snapshot_is_ready_before_its_blocks_are_copied,
         snapshots::a_retained_snapshot_is_shown_by_a_content_made_by_hand,
         snapshots::a_content_of_another_node_does_not_keep_a_snapshot,
@@ -58,12 +68,12 @@ fn main() -> ExitCode {
         snapshots::snapshots_are_taken_while_removals_take_long,
         snapshots::snapshots_without_a_content_are_removed_or_reported,
         snapshots::no_claim_gets_the_content_of_another_namespace,
-        snapshots::a_node_writes_only_contents_that_it_serves,
         groups::a_group_is_taken_at_one_instant_and_deleted,
-        groups::a_group_of_an_earlier_version_is_taken_and_deleted,
         groups::a_group_that_cannot_be_taken_is_reported,
         groups::members_without_a_group_are_removed_or_reported,
-        groups::a_node_writes_only_contents_of_groups_that_it_serves,
+    ]);
+    let suite = suite.at_once(suite![
+        Suite::new();
         rollback::a_claim_returns_to_a_snapshot_and_back,
         rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
@@ -79,7 +89,9 @@ fn main() -> ExitCode {
         rollback::a_request_for_another_snapshot_is_served_afterwards,
         rollback::a_rollback_without_a_request_is_ended_by_the_sweep,
         rollback::claims_are_served_while_removals_of_copies_take_long,
-        rollback::a_node_annotates_only_claims_on_it,
+    ]);
+    let suite = suite![
+        suite;
         expansion::a_filesystem_grows_without_the_kubelet,
         expansion::an_unattached_disk_grows_without_the_kubelet,
         expansion::an_attached_disk_waits_for_the_kubelet,

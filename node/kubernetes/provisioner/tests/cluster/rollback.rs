@@ -35,7 +35,7 @@ impl Fixture {
     }
 
     async fn with_mode(cluster: &Cluster, namespace: &str, mode: &str) -> Result<Self, Failure> {
-        Self::on(Node::stopped(cluster, namespace, Bytes::new(100 << 30)).await?, cluster, mode).await
+        Self::on(Node::apart(cluster, namespace).await?, cluster, mode).await
     }
 
     async fn on(mut node: Node, cluster: &Cluster, mode: &str) -> Result<Self, Failure> {
@@ -173,7 +173,7 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
 }
 
 pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let fixture = Fixture::on(Node::apart(&cluster, "rollback-waits").await?, &cluster, "Block").await?;
+    let fixture = Fixture::new(&cluster, "rollback-waits").await?;
     let Fixture { node, volume, .. } = &fixture;
     let target = Path::new("/var/lib/kubelet/pods/7/volumeDevices/data");
     node.volumes.set_published(volume, Some(target));
@@ -546,7 +546,8 @@ pub async fn claims_are_served_while_removals_of_copies_take_long(cluster: Arc<C
 }
 
 pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let fixture = Fixture::new(&cluster, "rollback-rights").await?;
+    let node = Node::stopped(&cluster, "rollback-rights", Bytes::new(100 << 30)).await?;
+    let fixture = Fixture::on(node, &cluster, "Block").await?;
     let Fixture { node, .. } = &fixture;
     let storage = cluster.client(Identity::Storage).await?;
     let own = Api::<PersistentVolumeClaim>::namespaced(storage.clone(), &node.namespace);

@@ -22,7 +22,7 @@ use crate::node::{Node, until};
 /// A node with a bound block claim `data`, and the source of its snapshots.
 async fn with_data(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Value), Failure> {
     let api = SnapshotApi::install(cluster, namespace).await?;
-    let node = Node::start(cluster, namespace).await?;
+    let node = Node::start_apart(cluster, namespace).await?;
     let id = node.volume("data", json!({"volumeMode": "Block"})).await?;
     Ok((node, api, json!({"volumeHandle": id.as_str()})))
 }
@@ -83,7 +83,7 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     cluster: Arc<Cluster>,
 ) -> Result<(), Failure> {
     let api = SnapshotApi::install(&cluster, "files").await?;
-    let mut node = Node::start(&cluster, "files").await?;
+    let mut node = Node::start_apart(&cluster, "files").await?;
     let source = node.volume("data", json!({})).await?;
     api.create_class("short", json!({"maxPause": "750ms"})).await?;
     let more = json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "short"});
