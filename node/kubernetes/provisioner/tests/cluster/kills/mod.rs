@@ -12,7 +12,7 @@ mod snapshots;
 use std::collections::{BTreeMap, BTreeSet};
 
 use envtest::{Cluster, Failure, SnapshotApi, Suite, create};
-use futures::future::join_all;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{Api, ResourceExt as _};
@@ -26,7 +26,8 @@ use self::fuse::{Kill, Passed};
 use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
 use crate::node::reconcile;
 
-const AT_ONCE: usize = 8;
+/// Nodes at the same time. They mostly wait for passes that are tried again after the kill.
+const AT_ONCE: usize = 12;
 
 const DISK: Bytes = Bytes::new(100 << 30);
 const SMALL_DISK: Bytes = Bytes::new(512 << 20);
@@ -98,12 +99,9 @@ async fn everywhere(
     let (_, passed) = once((0, Kill::Never)).await?;
     let kills = passed.iter().flat_map(|(name, count)| (1..=*count).map(|nth| Kill::At(name.clone(), nth)));
     let kills: Vec<_> = (1..).zip(kills).collect();
-    let mut killed = BTreeSet::new();
-    for kills in kills.chunks(AT_ONCE) {
-        for result in join_all(kills.iter().cloned().map(&once)).await {
-            killed.extend(result?.0);
-        }
-    }
+    let runs = stream::iter(kills.iter().cloned()).map(&once).buffer_unordered(AT_ONCE);
+    let runs = runs.try_collect::<Vec<_>>().await?;
+    let killed: BTreeSet<String> = runs.into_iter().filter_map(|(boundary, _)| boundary).collect();
     println!("{story}: {} kills, at {killed:?}", kills.len());
     let wanted = writes.iter().flat_map(|write| ["before", "after"].map(|when| format!("{when} {write}")));
     let missed: Vec<_> = wanted.filter(|boundary| !killed.contains(boundary)).collect();
