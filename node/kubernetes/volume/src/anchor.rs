@@ -17,7 +17,7 @@ use units::Bytes;
 use crate::clone::failed;
 use crate::duty_cycle::DutyCycle;
 use crate::error::ActError;
-use crate::{BLOCK, VolumeId, image};
+use crate::{BLOCK, VolumeId, image_file};
 
 /// Bytes and files after which the log is forced. The kept blocks use a part of the source's headroom: while they are
 /// shared, writes of the source take other blocks.
@@ -108,7 +108,7 @@ impl<'a> Anchor<'a> {
 
     /// Opens the file that follows the last one.
     fn open(&self, flags: OFlag) -> Result<OwnedFd, dir::Error> {
-        self.dir.open_file(&self.name(self.files), flags, image::PRIVATE)
+        self.dir.open_file(&self.name(self.files), flags, image_file::PRIVATE)
     }
 
     /// Name of a file. A volume ID contains no `~`, so it cannot be the ID of another volume.

@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dir::{Dir, Mode as Permissions, OFlag};
+use dir::{Dir, OFlag};
 use fsquota::{Limits, SetError};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
@@ -24,7 +24,7 @@ use crate::flush::Flush;
 use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};
 use crate::store::Store;
-use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image};
+use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image, image_file};
 
 /// Size of the pieces in which blocks are copied. XFS reserves quota for the copy and for the range itself: both fit
 /// into the blocks that the limit of an image has beside its size ([`image::taken`]).
@@ -120,7 +120,7 @@ impl Store {
         }
         let image = match self.live.open_dir(source.name()) {
             Ok(_) if !record.mode.is_block() => Some(record.size),
-            Ok(dir) => image::size_in(&dir).map_err(|error| SourceError::Look { volume: volume(), source: error })?,
+            Ok(dir) => image_file::size_in(&dir).map_err(|source| SourceError::Look { volume: volume(), source })?,
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(SourceError::Look { volume: volume(), source: error.into() }),
         };
@@ -134,8 +134,8 @@ impl Store {
     pub(crate) fn clone_image(&self, staged: &Dir, cloning: &Cloning) -> Result<(), ActError> {
         self.limit_source(&cloning.source)?;
         let source = self.live.open_dir(cloning.source.name())?;
-        let from = open_image(&source, OFlag::O_RDONLY)?;
-        let to = staged.open_file(&image::name(), OFlag::O_RDWR | OFlag::O_CREAT, image::PRIVATE)?;
+        let from = image_file::open(&source, OFlag::O_RDONLY)?;
+        let to = image_file::create(staged)?;
         // A power cut or a kill between the transactions of an earlier clone leaves a partial image.
         ftruncate(&to, 0).map_err(failed("truncate"))?;
         reflink::clone_file(&from, to).map_err(failed("clone"))?;
@@ -200,7 +200,7 @@ impl Store {
         };
         // Only a block volume has an image: a tenant may create a file of this name in a filesystem volume.
         if is_block
-            && let Ok(image) = self.live.open_dir(source.name()).and_then(|dir| open_image(&dir, OFlag::O_RDONLY))
+            && let Ok(image) = self.live.open_dir(source.name()).and_then(|dir| image_file::open(&dir, OFlag::O_RDONLY))
             && let Err(error) = fsquota::set_cow_extent_size(image, size)
         {
             let reason: &dyn std::error::Error = &error;
@@ -211,7 +211,7 @@ impl Store {
     /// Writes the dirty pages of the source. `None` if it does not exist.
     pub(crate) fn flush_source(&self, source: &VolumeId, is_block: bool) -> Option<Dir> {
         let dir = self.live.open_dir(source.name()).ok()?;
-        let synced = if is_block { fdatasync(&open_image(&dir, OFlag::O_RDONLY).ok()?) } else { syncfs(&dir) };
+        let synced = if is_block { fdatasync(&image_file::open(&dir, OFlag::O_RDONLY).ok()?) } else { syncfs(&dir) };
         // The source's own writers receive the error of the disk.
         if let Err(errno) = synced {
             warn!(volume = %source, %errno, "cloned volume cannot be synced");
@@ -276,7 +276,7 @@ pub(crate) fn end_sharing(
     pass: Duration,
     cycle: &DutyCycle<'_>,
 ) -> Result<(), ActError> {
-    let image = open_image(dir, OFlag::O_RDWR)?;
+    let image = image_file::open(dir, OFlag::O_RDWR)?;
     // `FICLONE` copies the allocation size of the source, but the limit of the copy has space for pieces only.
     fsquota::set_cow_extent_size(&image, Bytes::ZERO).map_err(ActError::CowExtentSize)?;
     let done = anchor.during(cycle, |anchor| copy(&image, anchor, size, allocation, pass, cycle));
@@ -390,7 +390,7 @@ fn remaining(at: Bytes, batch: &[Extent], size: Bytes, allocation: Allocation) -
 /// Whether a part of the image has no blocks. `st_blocks` does not show this: XFS includes blocks that it has allocated
 /// in advance for copy-on-write.
 fn has_hole(dir: &Dir, size: Bytes) -> Result<bool, ActError> {
-    let image = open_image(dir, OFlag::O_RDONLY)?;
+    let image = image_file::open(dir, OFlag::O_RDONLY)?;
     let mut mapped = Bytes::ZERO;
     while mapped < size {
         let batch = reflink::extents(&image, mapped).map_err(|errno| ActError::Image { step: "examine", errno })?;
@@ -401,10 +401,6 @@ fn has_hole(dir: &Dir, size: Bytes) -> Result<bool, ActError> {
         mapped = end;
     }
     Ok(false)
-}
-
-fn open_image(dir: &Dir, flags: OFlag) -> Result<OwnedFd, dir::Error> {
-    dir.open_file(&image::name(), flags, Permissions::empty())
 }
 
 pub(crate) fn failed(step: &'static str) -> impl Fn(Errno) -> ActError {

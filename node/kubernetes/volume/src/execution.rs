@@ -22,7 +22,7 @@ use crate::index::Known;
 use crate::plan::Step;
 use crate::record::{Cloning, State};
 use crate::store::{Store, place};
-use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, clone, image, tree};
+use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, clone, image_file, tree};
 
 /// How long XFS may take to free deleted inodes. XFS frees them in the background (inodegc, since Linux 5.14), and
 /// begins with the next query of a quota.
@@ -107,7 +107,7 @@ impl<'a> Execution<'a> {
             Step::Limit => self.limit()?,
             Step::MakeImage => {
                 let (size, allocation) = (self.record()?.size, self.allocation()?);
-                image::make(self.staged()?, size, allocation)?;
+                image_file::make(self.staged()?, size, allocation)?;
             }
             Step::CloneImage => {
                 let (store, cloning) = (self.store, self.record()?.cloning.clone().ok_or(ActError::NoRecord)?);
@@ -157,7 +157,7 @@ impl<'a> Execution<'a> {
                 let record = self.record()?.grown(to);
                 self.store.set_limits(&record, self.store.limits(id, &record))?;
             }
-            Step::GrowImage(to) => image::grow(&live.open_dir(name)?, to, self.allocation()?)?,
+            Step::GrowImage(to) => image_file::grow(&live.open_dir(name)?, to, self.allocation()?)?,
             Step::RaiseRecord(to) => {
                 let record = self.record()?.grown(to);
                 files.replace(id, &record)?;
@@ -166,7 +166,7 @@ impl<'a> Execution<'a> {
                     known.announcement = None;
                 });
             }
-            Step::DetachLoops(from) => image::detach_loops(&self.from(from).open_dir(name)?)?,
+            Step::DetachLoops(from) => image_file::detach_loops(&self.from(from).open_dir(name)?)?,
             Step::Trash(from) => match self.from(from).rename(name, trash, name) {
                 Err(error) if error.errno() == Errno::EPERM && self.from(from).unprotect(name)? => {
                     self.from(from).rename(name, trash, name)?;
@@ -273,7 +273,7 @@ impl<'a> Execution<'a> {
     }
 
     pub(crate) fn sync_image(&mut self) -> Result<(), ActError> {
-        let image = self.staged()?.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty())?;
+        let image = image_file::open(self.staged()?, OFlag::O_RDONLY)?;
         fdatasync(image).map_err(|errno| ActError::Clone { step: "sync", errno })
     }
 

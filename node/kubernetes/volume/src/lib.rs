@@ -35,6 +35,7 @@ mod freezing;
 mod group;
 mod id;
 mod image;
+mod image_file;
 mod index;
 mod io_limits;
 mod lease;

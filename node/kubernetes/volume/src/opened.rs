@@ -10,7 +10,7 @@ use units::Bytes;
 use crate::error::OpenError;
 use crate::lease::Lease;
 use crate::record::Record;
-use crate::{IoLimits, Mode, VolumeId, image};
+use crate::{IoLimits, Mode, VolumeId, image_file};
 
 /// An announced volume that is open for use.
 #[derive(Debug)]
@@ -89,9 +89,7 @@ impl Opened {
             Access::ReadOnly => OFlag::O_RDONLY,
             Access::ReadWrite => OFlag::O_RDWR,
         };
-        self.dir
-            .open_file(&image::name(), flags, dir::Mode::empty())
-            .map_err(|source| OpenError::Image { id: self.id.clone(), source })
+        image_file::open(&self.dir, flags).map_err(|source| OpenError::Image { id: self.id.clone(), source })
     }
 
     /// Limits and usage of the volume. One system call.

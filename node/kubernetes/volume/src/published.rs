@@ -9,7 +9,7 @@ use loopdev::{Attached, Backing, Device, Number};
 use mount::Entry;
 
 use crate::error::LookError;
-use crate::image;
+use crate::image_file;
 
 /// The mounts that show a volume's directory, a part of it, or a loop device on its image.
 pub(crate) fn targets(volume: &Dir) -> Result<Vec<PathBuf>, LookError> {
@@ -20,10 +20,10 @@ pub(crate) fn targets(volume: &Dir) -> Result<Vec<PathBuf>, LookError> {
     let root = own.root.join(path.strip_prefix(&own.point).map_err(|_| LookError::Hidden)?);
     let shown = |entry: &&Entry| entry.device == own.device && entry.root.starts_with(&root);
     let found: Vec<_> = table.iter().filter(shown).map(|entry| entry.point.clone()).collect();
-    if !found.is_empty() || image::size_in(volume)?.is_none() {
+    if !found.is_empty() || image_file::size_in(volume)?.is_none() {
         return Ok(found);
     }
-    let image = volume.open_file(&image::name(), OFlag::O_PATH, dir::Mode::empty())?;
+    let image = image_file::open(volume, OFlag::O_PATH)?;
     of_devices(&devices(Backing::of(image)?)?, &table)
 }
 

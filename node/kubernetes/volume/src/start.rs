@@ -14,7 +14,7 @@ use crate::execution::is_confined;
 use crate::index::{Entry, Index, Known};
 use crate::record::{Record, RecordError, State};
 use crate::store::{Store, place};
-use crate::{VolumeId, image};
+use crate::{VolumeId, image_file};
 
 impl Store {
     /// Removes a first record whose write was interrupted, if the volume has no other parts. Returns whether it was
@@ -93,7 +93,7 @@ impl Store {
         if !record.mode.is_block() || record.state != State::Announced {
             return record;
         }
-        let image = self.live.open_dir(id.name()).map_err(LookError::from).and_then(|dir| image::size_in(&dir));
+        let image = self.live.open_dir(id.name()).map_err(LookError::from).and_then(|dir| image_file::size_in(&dir));
         let Ok(Some(size)) = image else { return record };
         if size <= record.size {
             return record;

@@ -28,7 +28,7 @@ use crate::record::{Record, RecordError, State};
 use crate::settings::{Neighbours, Settings};
 use crate::{
     Announced, BLOCK, DiskFault, DiskObserver, IoThrottle, Opened, PodFreezer, Request, VolumeCalls, VolumeId,
-    VolumeLocks, fixed, image, published,
+    VolumeLocks, fixed, image_file, published,
 };
 
 /// Mode of the store's own directories.
@@ -564,7 +564,7 @@ impl Store {
 pub(crate) fn place(parent: &Dir, id: &VolumeId, block: bool) -> Result<Place, LookError> {
     match parent.open_dir(id.name()) {
         Ok(dir) => {
-            let image = if block { image::size_in(&dir)? } else { None };
+            let image = if block { image_file::size_in(&dir)? } else { None };
             Ok(Place::Present { project: fsquota::project(&dir)?, image })
         }
         Err(error) if error.is_not_found() => Ok(Place::Absent),
