@@ -59,6 +59,7 @@ mod store;
 mod survey;
 mod throttle;
 mod tree;
+mod volume_mode;
 mod volumes;
 
 pub use calls::{Operation, PodPause, VolumeCalls};
@@ -74,7 +75,7 @@ pub use ledger::Space;
 pub use live::{LiveVolume, LiveVolumeError};
 pub use locks::{VolumeGuard, VolumeLocks};
 pub use opened::{Access, Announced, Opened};
-pub use parameters::{InodeRatio, ParameterError, Parameters, VolumeMode};
+pub use parameters::{InodeRatio, ParameterError, Parameters};
 pub use passes::{Copying, IdlePasses, SourcePauses, Taken};
 pub use plan::{Step, VolumeRefusal};
 pub use record::{Allocation, Claim, Cloning, EncodeError, Mode, Owner, Record, RecordError, Rollback, Sharing, State};
@@ -87,6 +88,7 @@ pub use snapshot_parameters::{MAX_PAUSE, SnapshotParameterError, SnapshotParamet
 pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
 pub use throttle::{IoThrottle, ThrottleError};
+pub use volume_mode::VolumeMode;
 pub use volumes::Volumes;
 
 /// The names of the store's own directories.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use units::{Bytes, Inodes};
 
-use crate::{Allocation, Mode};
+use crate::{Allocation, Mode, VolumeMode};
 
 /// Class parameter: bytes of a filesystem volume per inode.
 const BYTES_PER_INODE: &str = "bytesPerInode";
@@ -23,13 +23,6 @@ pub struct Parameters {
 /// Bytes per inode; `None` is the default of quotas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InodeRatio(Option<u64>);
-
-/// The requested kind of volume: `spec.volumeMode` of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VolumeMode {
-    Filesystem,
-    Block,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterError {
@@ -83,25 +76,6 @@ impl InodeRatio {
         match self.0 {
             Some(bytes) => Inodes::new((size.get() / bytes).max(LEAST_INODES)),
             None => fsquota::default_inodes(size),
-        }
-    }
-}
-
-impl VolumeMode {
-    /// The value of a claim's field.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Filesystem => "Filesystem",
-            Self::Block => "Block",
-        }
-    }
-}
-
-impl From<Mode> for VolumeMode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Filesystem { .. } | Mode::SnapshotTree { .. } => Self::Filesystem,
-            Mode::Block { .. } | Mode::Snapshot { .. } => Self::Block,
         }
     }
 }

@@ -8,7 +8,7 @@ use fsquota::{Limits, ProjectId};
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Inodes};
 
-use crate::{IoLimits, VolumeId, image};
+use crate::{IoLimits, VolumeId, VolumeMode, image};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
@@ -213,6 +213,15 @@ impl Mode {
                 Self::Filesystem { inodes: inodes.max(Inodes::new(share)) }
             }
             Self::Block { .. } | Self::Snapshot { .. } | Self::SnapshotTree { .. } => self,
+        }
+    }
+}
+
+impl From<Mode> for VolumeMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Filesystem { .. } | Mode::SnapshotTree { .. } => Self::Filesystem,
+            Mode::Block { .. } | Mode::Snapshot { .. } => Self::Block,
         }
     }
 }
