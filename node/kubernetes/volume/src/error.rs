@@ -9,10 +9,10 @@ use units::{Bytes, Inodes};
 
 use crate::VolumeId;
 use crate::freezing::FreezeError;
+use crate::io_limits::ThrottleError;
 use crate::passes::Copying;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::{EncodeError, RecordError};
-use crate::throttle::ThrottleError;
 
 /// Fewest inodes that a pass of a removal must free, so that the next pass follows without a pause.
 const FEWEST: u64 = 20;

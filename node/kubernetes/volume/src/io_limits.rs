@@ -1,14 +1,15 @@
-//! Limits of a volume's I/O: the parameters of a VolumeAttributesClass, for claims and for CSI's Controller service.
-//! Pure.
+//! Limits of a volume's I/O: the parameters of a VolumeAttributesClass, for claims and for CSI's Controller service,
+//! and the interface that applies them. Pure.
 
 use std::collections::BTreeMap;
+use std::error::Error as StdError;
 use std::fmt;
 
 use cluster::quantity;
 use serde::{Deserialize, Serialize};
 use units::Bytes;
 
-use crate::VolumeMode;
+use crate::{VolumeId, VolumeMode};
 
 const READ_OPERATIONS: &str = "readIOPS";
 const WRITE_OPERATIONS: &str = "writeIOPS";
@@ -64,6 +65,29 @@ pub enum IoRejection {
     Operations { name: &'static str, value: String },
     #[error("it has {name}={value:?}; use at least 64Ki, such as 50Mi, or {UNLIMITED}")]
     Bytes { name: &'static str, value: String },
+}
+
+/// Applies the limits of volumes to the pods that use the volumes.
+pub trait IoThrottle: fmt::Debug + Send + Sync {
+    /// Fails if this node cannot limit I/O.
+    fn check(&self) -> Result<(), Box<dyn StdError + Send + Sync>>;
+
+    /// Limits the I/O of all pods that have the volume now, together. Idempotent. A publish reads the limits of the
+    /// record.
+    fn apply(&self, id: &VolumeId, limits: IoLimits) -> Result<(), Box<dyn StdError + Send + Sync>>;
+}
+
+/// Why the limits of a volume are not in force.
+#[derive(Debug, thiserror::Error)]
+pub enum ThrottleError {
+    #[error("this program does not publish volumes")]
+    None,
+    /// Permanent until the node is changed.
+    #[error("this node cannot limit I/O")]
+    Unsupported(#[source] Box<dyn StdError + Send + Sync>),
+    /// The record has the limits.
+    #[error("cannot apply the limits to the pods of the volume")]
+    Apply(#[source] Box<dyn StdError + Send + Sync>),
 }
 
 impl IoLimits {

@@ -70,7 +70,7 @@ pub use error::{ActError, Error, ListError, LookError, OpenError, RollbackError,
 pub use fault::{DiskFault, DiskObserver};
 pub use freezing::{DEFAULT_PAUSE, FreezeError, FrozenPods, PodFreezer};
 pub use id::{VolumeId, VolumeIdError};
-pub use io_limits::{IoLimits, IoRejection};
+pub use io_limits::{IoLimits, IoRejection, IoThrottle, ThrottleError};
 pub use ledger::Space;
 pub use live::{LiveVolume, LiveVolumeError};
 pub use locks::{VolumeGuard, VolumeLocks};
@@ -87,7 +87,6 @@ pub use snapshot_group::GroupRequest;
 pub use snapshot_parameters::{MAX_PAUSE, SnapshotParameterError, SnapshotParameters, THIN};
 pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
-pub use throttle::{IoThrottle, ThrottleError};
 pub use volume_mode::VolumeMode;
 pub use volumes::Volumes;
 

@@ -1,7 +1,5 @@
 //! Limits of the I/O of volumes. The record has them; the CSI plugin applies them to the devices of the volume.
 
-use std::error::Error as StdError;
-use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
 
 use dir::Ensured;
@@ -12,30 +10,7 @@ use crate::index::Known;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::Record;
 use crate::store::{Store, refused};
-use crate::{IoLimits, IoRejection, Mode, VolumeId};
-
-/// Applies the limits of volumes to the pods that use the volumes.
-pub trait IoThrottle: fmt::Debug + Send + Sync {
-    /// Fails if this node cannot limit I/O.
-    fn check(&self) -> Result<(), Box<dyn StdError + Send + Sync>>;
-
-    /// Limits the I/O of all pods that have the volume now, together. Idempotent. A publish reads the limits of the
-    /// record.
-    fn apply(&self, id: &VolumeId, limits: IoLimits) -> Result<(), Box<dyn StdError + Send + Sync>>;
-}
-
-/// Why the limits of a volume are not in force.
-#[derive(Debug, thiserror::Error)]
-pub enum ThrottleError {
-    #[error("this program does not publish volumes")]
-    None,
-    /// Permanent until the node is changed.
-    #[error("this node cannot limit I/O")]
-    Unsupported(#[source] Box<dyn StdError + Send + Sync>),
-    /// The record has the limits.
-    #[error("cannot apply the limits to the pods of the volume")]
-    Apply(#[source] Box<dyn StdError + Send + Sync>),
-}
+use crate::{IoLimits, IoRejection, IoThrottle, Mode, ThrottleError, VolumeId};
 
 impl Store {
     /// Registers the part of the process that publishes volumes. Each call replaces the registration before it.
