@@ -2,11 +2,8 @@
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
-use std::sync::PoisonError;
 
-use fsquota::{Fault, FsError};
-
-use crate::store::Store;
+use fsquota::Fault;
 
 /// A fault of the disk that the volumes are on, as the kernel has detected it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,26 +56,5 @@ impl fmt::Display for DiskFault {
             Self::Requests(failed) => write!(f, "{failed} requests to the disk failed with medium or I/O errors"),
             Self::Warnings { text, .. } => write!(f, "the controller of the disk warns about {text}"),
         }
-    }
-}
-
-impl Store {
-    pub(crate) fn faults(&self) -> Result<Vec<DiskFault>, FsError> {
-        let of_file_system = self.quotas.faults()?.into_iter().map(DiskFault::FileSystem);
-        let of_disk = self.disk_observer.get().map(|observer| observer.faults());
-        let found: Vec<_> = of_file_system.chain(of_disk.into_iter().flatten()).collect();
-        self.last_faults.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&found);
-        Ok(found)
-    }
-
-    /// Faults that the last call of [`Volumes::faults`](crate::Volumes::faults) found. The CSI plugin and the
-    /// provisioner call it once a minute.
-    pub fn last_faults(&self) -> Vec<DiskFault> {
-        self.last_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Adds the faults that an observer detects. Only the first call has an effect.
-    pub fn observe_disk(&self, observer: Box<dyn DiskObserver>) {
-        self.disk_observer.get_or_init(|| observer);
     }
 }

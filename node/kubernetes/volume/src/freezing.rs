@@ -3,11 +3,9 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::VolumeId;
-use crate::store::Store;
 
 /// Longest pause of pods, if a request does not set one.
 pub const DEFAULT_PAUSE: Duration = Duration::from_secs(2);
@@ -44,16 +42,4 @@ pub enum FreezeError {
          during the snapshot"
     )]
     Thawed(#[source] Box<dyn Error + Send + Sync>),
-}
-
-impl Store {
-    /// Registers the part of the process that stops pods. Each call replaces the registration before it. Without a
-    /// freezer, files are cloned from snapshots only, and groups of snapshots fail.
-    pub fn freeze_by(&self, freezer: Weak<dyn PodFreezer>) {
-        *self.freezer.lock().unwrap_or_else(PoisonError::into_inner) = Some(freezer);
-    }
-
-    pub(crate) fn freezer(&self) -> Option<Arc<dyn PodFreezer>> {
-        self.freezer.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
-    }
 }

@@ -59,7 +59,7 @@ pub struct Store {
     pub(crate) disk_observer: OnceLock<Box<dyn DiskObserver>>,
     pub(crate) last_faults: Mutex<Vec<DiskFault>>,
     pub(crate) throttle: Mutex<Option<Weak<dyn IoThrottle>>>,
-    pub(crate) freezer: Mutex<Option<Weak<dyn PodFreezer>>>,
+    freezer: Mutex<Option<Weak<dyn PodFreezer>>>,
 }
 
 impl Store {
@@ -552,6 +552,16 @@ impl Store {
         let Settings { reserve, overcommit, .. } = self.settings;
         let [size, others] = [&self.size, &self.others].map(|kept| Bytes::new(kept.load(Ordering::Relaxed)));
         Disk { size, reserve: reserve.saturating_add(others), overcommit }
+    }
+
+    /// Registers the part of the process that stops pods. Each call replaces the registration before it. Without a
+    /// freezer, files are cloned from snapshots only, and groups of snapshots fail.
+    pub fn freeze_by(&self, freezer: Weak<dyn PodFreezer>) {
+        *self.freezer.lock().unwrap_or_else(PoisonError::into_inner) = Some(freezer);
+    }
+
+    pub(crate) fn freezer(&self) -> Option<Arc<dyn PodFreezer>> {
+        self.freezer.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
     }
 
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {

@@ -1,7 +1,8 @@
-//! Lists of volumes, strays and usage.
+//! Lists of volumes, strays, usage and faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::PoisonError;
 
 use dir::{Dir, Name};
 use fsquota::{FsError, Limits, ProjectId, Quota, Usage};
@@ -14,7 +15,7 @@ use crate::index::{Entry, Known};
 use crate::ledger::Space;
 use crate::record::{Record, RecordError, State};
 use crate::store::Store;
-use crate::{VolumeId, volumes_in};
+use crate::{DiskFault, DiskObserver, VolumeId, volumes_in};
 
 #[derive(Clone, Debug, Default)]
 pub struct Records {
@@ -169,6 +170,25 @@ impl Store {
             Entry::Known(known) if known.record.project == project => Some(id.clone()),
             Entry::Known(_) | Entry::Closed { .. } => None,
         }))
+    }
+
+    pub(crate) fn faults(&self) -> Result<Vec<DiskFault>, FsError> {
+        let of_file_system = self.quotas.faults()?.into_iter().map(DiskFault::FileSystem);
+        let of_disk = self.disk_observer.get().map(|observer| observer.faults());
+        let found: Vec<_> = of_file_system.chain(of_disk.into_iter().flatten()).collect();
+        self.last_faults.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&found);
+        Ok(found)
+    }
+
+    /// Faults that the last call of [`Volumes::faults`](crate::Volumes::faults) found. The CSI plugin and the
+    /// provisioner call it once a minute.
+    pub fn last_faults(&self) -> Vec<DiskFault> {
+        self.last_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds the faults that an observer detects. Only the first call has an effect.
+    pub fn observe_disk(&self, observer: Box<dyn DiskObserver>) {
+        self.disk_observer.get_or_init(|| observer);
     }
 
     /// Directory of the file system with the volumes, for queries of the kernel.

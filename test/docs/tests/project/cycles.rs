@@ -15,7 +15,7 @@ use crate::{assert_none, files};
 
 /// Crates with larger cycles, the number of files of each cycle, and the reason. The list only gets shorter.
 const ALLOWED: [(&str, &[usize], &str); 1] =
-    [("node/kubernetes/volume", &[15], "the store, its steps and their errors use each other's types")];
+    [("node/kubernetes/volume", &[5], "the store executes steps, which use the store")];
 
 const SKIPPED: &str =
     r###"(?s)//[^\n]*|/\*.*?\*/|\br"[^"]*"|r#".*?"#|r##".*?"##|"(?:\\.|[^"\\])*"|'(?:\\.[^']*|[^\\'])'"###;
