@@ -10,12 +10,8 @@ use units::{Bytes, Inodes};
 use crate::VolumeId;
 use crate::freezing::FreezeError;
 use crate::io_limits::ThrottleError;
-use crate::passes::Copying;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::{EncodeError, RecordError};
-
-/// Fewest inodes that a pass of a removal must free, so that the next pass follows without a pause.
-const FEWEST: u64 = 20;
 
 /// A change of a volume failed.
 #[derive(Debug, thiserror::Error)]
@@ -309,22 +305,6 @@ impl Error {
             Self::Throttle { .. } => "throttle",
             Self::Freeze { .. } => "freeze",
         }
-    }
-
-    /// Whether a removal needs more passes only because the volume is large. The next pass need not wait.
-    pub const fn is_shrinking(&self) -> bool {
-        match self {
-            // No process can create an inode during the removal, so the number of such passes is bounded. A pass frees
-            // fewer inodes if processes link and rename, or if files have many names.
-            Self::Unfinished { freed, .. } => freed.get() >= FEWEST,
-            _ => false,
-        }
-    }
-
-    /// Whether the next call continues a copy.
-    pub const fn copying(&self) -> Option<Copying> {
-        let Self::Copying { left, .. } = self else { return None };
-        Some(if left.get() == 0 { Copying::Waits } else { Copying::InPart })
     }
 
     /// Whether a pod or another process still uses the volume: CSI's `VOLUME_IN_USE`.

@@ -6,6 +6,9 @@ use dir::Ensured;
 
 use crate::Error;
 
+/// Fewest inodes that a pass of a removal must free, so that the next pass follows without a pause.
+const FEWEST: u64 = 20;
+
 /// State of a copy that another call continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copying {
@@ -74,6 +77,24 @@ impl IdlePasses {
             }
             _ => false,
         }
+    }
+}
+
+impl Error {
+    /// Whether a removal needs more passes only because the volume is large. The next pass need not wait.
+    pub const fn is_shrinking(&self) -> bool {
+        match self {
+            // No process can create an inode during the removal, so the number of such passes is bounded. A pass frees
+            // fewer inodes if processes link and rename, or if files have many names.
+            Self::Unfinished { freed, .. } => freed.get() >= FEWEST,
+            _ => false,
+        }
+    }
+
+    /// Whether the next call continues a copy.
+    pub const fn copying(&self) -> Option<Copying> {
+        let Self::Copying { left, .. } = self else { return None };
+        Some(if left.get() == 0 { Copying::Waits } else { Copying::InPart })
     }
 }
 
