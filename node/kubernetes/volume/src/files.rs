@@ -12,8 +12,8 @@ use tracing::{info, warn};
 
 use crate::error::ActError;
 use crate::group::Shared;
+use crate::id::{VolumeId, volumes_in};
 use crate::record::{Record, RecordError, State};
-use crate::{VolumeId, volumes_in};
 
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use dir::Name;
+use dir::{Dir, Name};
 use serde::{Deserialize, Serialize};
 
 /// The longest identifier, in bytes: a letter, 128 others, and the last.
@@ -30,6 +30,13 @@ impl VolumeId {
         // Only `FromStr` creates an ID, from text.
         self.0.to_str().unwrap_or_default()
     }
+}
+
+/// Entries of a directory of the store that are named like volumes, without the temporary names of interrupted runs
+/// (`.ID.new`, `.ID.1`).
+pub(crate) fn volumes_in(dir: &Dir) -> Result<Vec<VolumeId>, dir::Error> {
+    let volume = |name: Name| name.to_str().and_then(|text| text.parse().ok());
+    Ok(dir.names()?.into_iter().filter_map(volume).collect())
 }
 
 impl FromStr for VolumeId {

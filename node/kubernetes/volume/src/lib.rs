@@ -89,15 +89,3 @@ pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
 pub use volume_mode::VolumeMode;
 pub use volumes::Volumes;
-
-/// The names of the store's own directories.
-fn fixed(name: &'static str) -> dir::Name {
-    dir::Name::try_from(name).expect("the store's own names are names")
-}
-
-/// Entries of a directory of the store that are named like volumes, without the temporary names of interrupted runs
-/// (`.ID.new`, `.ID.1`).
-fn volumes_in(dir: &dir::Dir) -> Result<Vec<VolumeId>, dir::Error> {
-    let volume = |name: dir::Name| name.to_str().and_then(|text| text.parse().ok());
-    Ok(dir.names()?.into_iter().filter_map(volume).collect())
-}

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
-use dir::{Dir, Ensured, Mode};
+use dir::{Dir, Ensured, Mode, Name};
 use fsquota::{Allocator, FsError, ProjectId, Quota, Quotas};
 use nix::errno::Errno;
 use nix::sys::statvfs::fstatvfs;
@@ -20,6 +20,7 @@ use crate::error::{ActError, Error, LookError, OpenError, SourceError, StartErro
 use crate::execution::{Execution, in_passes};
 use crate::files::Files;
 use crate::group::Shared;
+use crate::id::volumes_in;
 use crate::index::{Entry, Index, Known};
 use crate::lease::Leases;
 use crate::ledger::{Disk, Space};
@@ -28,7 +29,7 @@ use crate::record::{Record, RecordError, State};
 use crate::settings::{Neighbours, Settings};
 use crate::{
     Announced, BLOCK, DiskFault, DiskObserver, IoThrottle, Opened, PodFreezer, Request, VolumeCalls, VolumeId,
-    VolumeLocks, fixed, image_file, published,
+    VolumeLocks, image_file, published,
 };
 
 /// Mode of the store's own directories.
@@ -116,7 +117,7 @@ impl Store {
         }
         let places = [&store.staging, &*store.live, &*store.trash];
         for place in places {
-            let names = crate::volumes_in(place)?.into_iter();
+            let names = volumes_in(place)?.into_iter();
             index.foreign.extend(names.filter(|id| !index.volumes.contains_key(id)));
         }
         *store.index() = index;
@@ -569,6 +570,11 @@ impl Store {
         // locked.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The names of the store's own directories.
+fn fixed(name: &'static str) -> Name {
+    Name::try_from(name).expect("the store's own names are names")
 }
 
 pub(crate) fn place(parent: &Dir, id: &VolumeId, block: bool) -> Result<Place, LookError> {

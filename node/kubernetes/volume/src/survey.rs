@@ -11,11 +11,12 @@ use units::Bytes;
 use crate::disk_state::Where;
 use crate::error::{ListError, LookError, UsageError};
 use crate::execution::is_confined;
+use crate::id::{VolumeId, volumes_in};
 use crate::index::{Entry, Known};
 use crate::ledger::Space;
 use crate::record::{Record, RecordError, State};
 use crate::store::Store;
-use crate::{DiskFault, DiskObserver, VolumeId, volumes_in};
+use crate::{DiskFault, DiskObserver};
 
 #[derive(Clone, Debug, Default)]
 pub struct Records {
