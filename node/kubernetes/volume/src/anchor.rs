@@ -14,9 +14,8 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{fsync, ftruncate};
 use units::Bytes;
 
-use crate::clone::failed;
 use crate::duty_cycle::DutyCycle;
-use crate::error::ActError;
+use crate::error::{ActError, clone_failed};
 use crate::{BLOCK, VolumeId, image_file};
 
 /// Bytes and files after which the log is forced. The kept blocks use a part of the source's headroom: while they are
@@ -70,7 +69,7 @@ impl<'a> Anchor<'a> {
                 (self.create()?, Bytes::ZERO)
             }
         };
-        let kept = reflink::clone_range(file, start, length, &to, at).map_err(failed("keep"));
+        let kept = reflink::clone_range(file, start, length, &to, at).map_err(clone_failed("keep"));
         self.last = Some((to, at.saturating_add(length)));
         kept
     }
@@ -78,7 +77,7 @@ impl<'a> Anchor<'a> {
     /// Copies a piece whose blocks an anchor file keeps.
     pub(crate) fn unshare(&mut self, file: impl AsFd, start: Bytes, length: Bytes) -> Result<(), ActError> {
         self.bytes = self.bytes.saturating_add(length);
-        reflink::unshare(file, start, length).map_err(failed("copy"))
+        reflink::unshare(file, start, length).map_err(clone_failed("copy"))
     }
 
     /// Removes the files of a pass that failed or was killed.
@@ -126,13 +125,13 @@ impl<'a> Anchor<'a> {
         // copy.
         futimens(last, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW)
             .and_then(|()| fsync(last))
-            .map_err(failed("sync"))?;
+            .map_err(clone_failed("sync"))?;
         while let Some(number) = self.files.checked_sub(1) {
             let name = self.name(number);
             // XFS frees the blocks of a removed file later. Until then, writes of the source would still take other
             // blocks.
             match self.last.take() {
-                Some((last, _)) => ftruncate(last, 0).map_err(failed("empty"))?,
+                Some((last, _)) => ftruncate(last, 0).map_err(clone_failed("empty"))?,
                 None => drop(self.dir.open_file(&name, OFlag::O_WRONLY | OFlag::O_TRUNC, Mode::empty())?),
             }
             self.dir.remove_file(&name)?;

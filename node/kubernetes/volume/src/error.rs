@@ -378,3 +378,8 @@ impl ActError {
         }
     }
 }
+
+/// Error of a step of a clone, or of the copy of its blocks.
+pub(crate) fn clone_failed(step: &'static str) -> impl Fn(Errno) -> ActError {
+    move |errno| ActError::Clone { step, errno }
+}

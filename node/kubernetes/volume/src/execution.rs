@@ -16,13 +16,13 @@ use units::{Bytes, Inodes};
 use crate::anchor::Anchor;
 use crate::disk_state::{Place, Where};
 use crate::duty_cycle::DutyCycle;
-use crate::error::{ActError, Error};
+use crate::error::{ActError, Error, clone_failed};
 use crate::flush::Flush;
 use crate::index::Known;
 use crate::plan::Step;
 use crate::record::{Cloning, State};
 use crate::store::{Store, place};
-use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, clone, image_file, tree};
+use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, copy, image_file, tree};
 
 /// How long XFS may take to free deleted inodes. XFS frees them in the background (inodegc, since Linux 5.14), and
 /// begins with the next query of a quota.
@@ -120,7 +120,7 @@ impl<'a> Execution<'a> {
                 if self.record()?.mode.is_block() {
                     let allocation = self.allocation()?;
                     let (anchor, cycle) = (Anchor::new(&self.store.anchors, id), self.duty_cycle()?);
-                    clone::end_sharing(self.staged()?, anchor, size, allocation, pass, &cycle)?;
+                    copy::end_sharing(self.staged()?, anchor, size, allocation, pass, &cycle)?;
                 } else {
                     let former = self.store.index().flushes.get(id).copied();
                     // After a pass that has copied all blocks, later ones only wait until the source fits its size.
@@ -274,7 +274,7 @@ impl<'a> Execution<'a> {
 
     pub(crate) fn sync_image(&mut self) -> Result<(), ActError> {
         let image = image_file::open(self.staged()?, OFlag::O_RDONLY)?;
-        fdatasync(image).map_err(|errno| ActError::Clone { step: "sync", errno })
+        fdatasync(image).map_err(clone_failed("sync"))
     }
 
     /// Runs a part of a step. An error names the step.

@@ -23,6 +23,7 @@
 mod anchor;
 mod calls;
 mod clone;
+mod copy;
 mod disk_state;
 mod drift;
 mod duty_cycle;

@@ -22,9 +22,9 @@ use tracing::info;
 use units::Bytes;
 
 use crate::anchor::Anchor;
-use crate::clone::{PIECE, end_of_pass, failed};
+use crate::copy::{PIECE, end_of_pass};
 use crate::duty_cycle::DutyCycle;
-use crate::error::ActError;
+use crate::error::{ActError, clone_failed};
 use crate::record::Cloning;
 use crate::store::Store;
 
@@ -128,7 +128,7 @@ pub(crate) fn end_sharing(
     // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. XFS keeps these
     // blocks of files that were written since the last writeback of all files.
     let free = || {
-        syncfs(dir).map_err(failed("sync"))?;
+        syncfs(dir).map_err(clone_failed("sync"))?;
         quotas.settled(project).map(drop).map_err(ActError::Quota)
     };
     let (start, mut end) = (Instant::now(), None);
@@ -159,13 +159,13 @@ fn unshare(
     end: Instant,
     cycle: &DutyCycle<'_>,
 ) -> Result<bool, ActError> {
-    let stat = fstat(file).map_err(failed("examine"))?;
+    let stat = fstat(file).map_err(clone_failed("examine"))?;
     let size = Bytes::new(u64::try_from(stat.st_size).unwrap_or_default());
     let mut capability = [0; CAPABILITY_SIZE];
     let capability = match rustix::fs::fgetxattr(file, CAPABILITY, &mut capability[..]) {
         Ok(length) => Some(&capability[..length]),
         Err(XattrErrno::NODATA) => None,
-        Err(error) => return Err(failed("examine")(Errno::from_raw(error.raw_os_error()))),
+        Err(error) => return Err(clone_failed("examine")(Errno::from_raw(error.raw_os_error()))),
     };
     let mut at = extent.start;
     let copied = loop {
@@ -187,9 +187,9 @@ fn unshare(
     let time = |seconds, nanoseconds| TimeSpec::new(seconds, nanoseconds);
     if let Some(capability) = capability {
         let set = rustix::fs::fsetxattr(file, CAPABILITY, capability, XattrFlags::empty());
-        set.map_err(|error| failed("restore the attributes of")(Errno::from_raw(error.raw_os_error())))?;
+        set.map_err(|error| clone_failed("restore the attributes of")(Errno::from_raw(error.raw_os_error())))?;
     }
     futimens(file.as_fd(), &time(stat.st_atime, stat.st_atime_nsec), &time(stat.st_mtime, stat.st_mtime_nsec))
-        .map_err(failed("restore the times of"))?;
+        .map_err(clone_failed("restore the times of"))?;
     copied.map(|()| at >= extent.end() && Instant::now() < end)
 }
