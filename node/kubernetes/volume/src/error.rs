@@ -379,6 +379,10 @@ impl ActError {
     }
 }
 
+pub(crate) fn refused(id: &VolumeId) -> impl FnOnce(VolumeRefusal) -> Error {
+    |source| Error::Refused { id: id.clone(), source }
+}
+
 /// Error of a step of a clone, or of the copy of its blocks.
 pub(crate) fn clone_failed(step: &'static str) -> impl Fn(Errno) -> ActError {
     move |errno| ActError::Clone { step, errno }

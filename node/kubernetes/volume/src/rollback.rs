@@ -13,13 +13,13 @@ use tracing::{error, info};
 use units::Bytes;
 
 use crate::disk_state::{Place, Where};
-use crate::error::{ActError, Error, RollbackError};
+use crate::error::{ActError, Error, RollbackError, refused};
 use crate::execution::Execution;
 use crate::files::Found;
 use crate::index::{Entry, Index, Known};
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record, Rollback, Sharing, State};
-use crate::store::{Store, place, refused};
+use crate::store::{Store, place};
 use crate::{DEFAULT_PAUSE, Request, VolumeId};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,13 +12,13 @@ use dir::Ensured;
 use tracing::info;
 use units::Bytes;
 
-use crate::error::{Error, SourceError};
+use crate::error::{Error, SourceError, refused};
 use crate::execution::{Execution, in_passes};
 use crate::index::{Entry, Known};
 use crate::passes::{Copying, Taken};
 use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record, Sharing, State};
-use crate::store::{Store, refused};
+use crate::store::Store;
 use crate::{Request, VolumeGuard, VolumeId};
 
 /// Size that no image exceeds.

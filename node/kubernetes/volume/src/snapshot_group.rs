@@ -14,7 +14,7 @@ use reflink::{CompleteTree, TreeClone, TreeError};
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::error::{ActError, Error, SourceError};
+use crate::error::{ActError, Error, SourceError, refused};
 use crate::execution::Execution;
 use crate::freezing::FreezeError;
 use crate::index::Known;
@@ -22,7 +22,7 @@ use crate::passes::{Copying, Taken};
 use crate::plan::{self, Step};
 use crate::record::{Cloning, Mode, Record, State};
 use crate::snapshot::{ANY, SnapshotRequest};
-use crate::store::{Store, refused};
+use crate::store::Store;
 use crate::{PodFreezer, Request, VolumeGuard, VolumeId, tree};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use units::Bytes;
 
 use crate::disk_state::{DiskState, Place, Where};
 use crate::duty_cycle::BackgroundCopies;
-use crate::error::{ActError, Error, LookError, OpenError, SourceError, StartError};
+use crate::error::{ActError, Error, LookError, OpenError, SourceError, StartError, refused};
 use crate::execution::{Execution, in_passes};
 use crate::files::Files;
 use crate::group::Shared;
@@ -598,8 +598,4 @@ const fn ensured(changed: bool) -> Ensured<()> {
 
 fn gone(id: &VolumeId) -> Error {
     Error::Act { id: id.clone(), step: Step::WriteRecord, source: ActError::NoRecord }
-}
-
-pub(crate) fn refused(id: &VolumeId) -> impl FnOnce(VolumeRefusal) -> Error {
-    |source| Error::Refused { id: id.clone(), source }
 }

@@ -5,11 +5,11 @@ use std::sync::{Arc, PoisonError, Weak};
 use dir::Ensured;
 use tracing::info;
 
-use crate::error::Error;
+use crate::error::{Error, refused};
 use crate::index::Known;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::Record;
-use crate::store::{Store, refused};
+use crate::store::Store;
 use crate::{IoLimits, IoRejection, IoThrottle, Mode, ThrottleError, VolumeId};
 
 impl Store {
