@@ -12,8 +12,9 @@ use nix::unistd::{fdatasync, ftruncate, syncfs};
 use tracing::warn;
 use units::Bytes;
 
+use crate::disk_state::is_confined;
 use crate::error::{ActError, Error, SourceError, clone_failed};
-use crate::execution::{Execution, is_confined};
+use crate::execution::Execution;
 use crate::flush::Flush;
 use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};

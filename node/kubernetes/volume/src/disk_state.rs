@@ -1,9 +1,14 @@
 //! The observed state of a volume.
 
-use fsquota::ProjectId;
-use units::Bytes;
+use fsquota::{Limits, ProjectId, Quota};
+use units::{Bytes, Inodes};
 
 use crate::record::Record;
+
+/// Limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the volume
+/// open can create nothing, root included. For a restoration, the limits also mark that owner and mode may have been
+/// replaced: XFS logs the limits before these changes.
+pub(crate) const CONFINED: Limits = Limits { bytes: Some(Bytes::new(4096)), inodes: Some(Inodes::new(1)) };
 
 /// Directory of the store that contains volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,4 +68,10 @@ impl DiskState {
     pub(crate) const fn is_anywhere(&self) -> bool {
         self.staging.is_present() || self.live.is_present() || self.trash.is_present()
     }
+}
+
+/// Whether a project has the limits [`CONFINED`]. The kernel rounds the bytes up to a block, so only the inodes are
+/// compared; no volume has one inode.
+pub(crate) fn is_confined(quota: Quota) -> bool {
+    quota.limits.inodes == CONFINED.inodes
 }

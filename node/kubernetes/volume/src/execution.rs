@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::{Dir, Ensured, Mode, OFlag, Progress};
-use fsquota::{ProjectId, Quota, RemoveError, SetError, Usage};
+use fsquota::{ProjectId, RemoveError, SetError, Usage};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::stat::{fchmod, fstat};
@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use units::{Bytes, Inodes};
 
 use crate::anchor::Anchor;
-use crate::disk_state::{Place, Where};
+use crate::disk_state::{CONFINED, Place, Where, is_confined};
 use crate::duty_cycle::DutyCycle;
 use crate::error::{ActError, Error, clone_failed};
 use crate::flush::Flush;
@@ -29,22 +29,11 @@ use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, co
 const UNLINKED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the volume
-/// open can create nothing, root included. For a restoration, the limits also mark that owner and mode may have been
-/// replaced: XFS logs the limits before these changes.
-const CONFINED: fsquota::Limits = fsquota::Limits { bytes: Some(Bytes::new(4096)), inodes: Some(Inodes::new(1)) };
-
 /// Mode of the root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. The directories
 /// above are private, so no other process on the node reaches it.
 const VOLUME_ROOT: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG).union(Mode::S_IRWXO);
 /// Mode of the directory around an image.
 const IMAGE_ROOT: Mode = Mode::S_IRWXU;
-
-/// Whether a project has the limits [`CONFINED`]. The kernel rounds the bytes up to a block, so only the inodes are
-/// compared; no volume has one inode.
-pub(crate) fn is_confined(quota: Quota) -> bool {
-    quota.limits.inodes == CONFINED.inodes
-}
 
 /// Repeats a removal, of which each call is one pass, until it ends or its passes stay idle. No other process is
 /// expected to have the directory open.

@@ -8,9 +8,8 @@ use tracing::warn;
 use units::Bytes;
 
 use crate::anchor::Anchor;
-use crate::disk_state::Place;
+use crate::disk_state::{Place, is_confined};
 use crate::error::LookError;
-use crate::execution::is_confined;
 use crate::index::{Entry, Index, Known};
 use crate::record::{Record, RecordError, State};
 use crate::store::{Store, place};

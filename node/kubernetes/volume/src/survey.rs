@@ -8,9 +8,8 @@ use dir::{Dir, Name};
 use fsquota::{FsError, Limits, ProjectId, Quota, Usage};
 use units::Bytes;
 
-use crate::disk_state::Where;
+use crate::disk_state::{Where, is_confined};
 use crate::error::{ListError, LookError, UsageError};
-use crate::execution::is_confined;
 use crate::id::{VolumeId, volumes_in};
 use crate::index::{Entry, Known};
 use crate::ledger::Space;
