@@ -22,7 +22,7 @@ use crate::index::Known;
 use crate::plan::Step;
 use crate::record::{Cloning, State};
 use crate::store::{Store, place};
-use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, copy, image_file, tree};
+use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, copy, image_file, tree};
 
 /// How long XFS may take to free deleted inodes. XFS frees them in the background (inodegc, since Linux 5.14), and
 /// begins with the next query of a quota.
@@ -34,18 +34,6 @@ const PAUSE: Duration = Duration::from_millis(2);
 const VOLUME_ROOT: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG).union(Mode::S_IRWXO);
 /// Mode of the directory around an image.
 const IMAGE_ROOT: Mode = Mode::S_IRWXU;
-
-/// Repeats a removal, of which each call is one pass, until it ends or its passes stay idle. No other process is
-/// expected to have the directory open.
-pub(crate) fn in_passes(mut remove: impl FnMut() -> Result<Ensured<()>, Error>) -> Result<Ensured<()>, Error> {
-    let mut idle = IdlePasses::default();
-    loop {
-        match remove() {
-            Err(error) if idle.continues(&error) => {}
-            done => return done,
-        }
-    }
-}
 
 pub(crate) struct Execution<'a> {
     pub(crate) store: &'a Store,

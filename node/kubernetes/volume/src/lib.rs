@@ -49,6 +49,7 @@ mod passes;
 mod plan;
 mod published;
 mod record;
+mod removal;
 mod request;
 mod rollback;
 mod settings;

@@ -13,11 +13,12 @@ use tracing::info;
 use units::Bytes;
 
 use crate::error::{Error, SourceError, refused};
-use crate::execution::{Execution, in_passes};
+use crate::execution::Execution;
 use crate::index::{Entry, Known};
 use crate::passes::{Copying, Taken};
 use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record, Sharing, State};
+use crate::removal::in_passes;
 use crate::store::Store;
 use crate::{Request, VolumeGuard, VolumeId};
 
