@@ -70,6 +70,12 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
+    /// The record after the steps.
+    pub(crate) fn into_record(mut self) -> Result<Record, Error> {
+        let known = self.known.take();
+        known.map(|known| known.record).ok_or_else(|| self.failed(Step::WriteRecord, ActError::NoRecord))
+    }
+
     fn step(&mut self, step: Step) -> Result<(), ActError> {
         let Store { files, staging, live, trash, quotas, .. } = self.store;
         let (id, name) = (self.id, self.id.name());

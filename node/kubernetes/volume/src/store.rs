@@ -16,7 +16,7 @@ use units::Bytes;
 
 use crate::disk_state::{DiskState, Place};
 use crate::duty_cycle::BackgroundCopies;
-use crate::error::{ActError, Error, LookError, OpenError, SourceError, StartError, refused};
+use crate::error::{Error, LookError, OpenError, SourceError, StartError, refused};
 use crate::execution::Execution;
 use crate::files::Files;
 use crate::group::Shared;
@@ -227,7 +227,7 @@ impl Store {
         drop(source);
         match cloned.and_then(|()| execution.run(rest)) {
             Ok(()) => {
-                let record = execution.known.map(|known| known.record).ok_or_else(|| gone(id))?;
+                let record = execution.into_record()?;
                 if !steps.contains(&Step::Publish) {
                     return Ok(Ensured::Unchanged(record));
                 }
@@ -332,7 +332,7 @@ impl Store {
         let mut execution = Execution::new(self, id, None, Some(known));
         match execution.run(&steps) {
             Ok(()) => {
-                let record = execution.known.map(|known| known.record).ok_or_else(|| gone(id))?;
+                let record = execution.into_record()?;
                 if grown.is_none() {
                     return Ok(Ensured::Unchanged(record));
                 }
@@ -498,8 +498,4 @@ pub(crate) fn place(parent: &Dir, id: &VolumeId, block: bool) -> Result<Place, L
         }
         Err(error) => Err(error.into()),
     }
-}
-
-fn gone(id: &VolumeId) -> Error {
-    Error::Act { id: id.clone(), step: Step::WriteRecord, source: ActError::NoRecord }
 }
