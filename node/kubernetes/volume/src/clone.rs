@@ -13,8 +13,7 @@ use tracing::warn;
 use units::Bytes;
 
 use crate::disk_state::is_confined;
-use crate::error::{ActError, Error, SourceError, clone_failed};
-use crate::execution::Execution;
+use crate::error::{ActError, SourceError, clone_failed};
 use crate::flush::Flush;
 use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};
@@ -27,39 +26,6 @@ use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image, image_file}
 const COW_EXTENT: Bytes = Bytes::MIB;
 
 impl Store {
-    /// Locks the source. If the source cannot be cloned, or needs more than the reserved space, the work of earlier
-    /// calls is undone.
-    pub(crate) fn begin_clone(
-        &self,
-        execution: &mut Execution<'_>,
-        source: &VolumeId,
-        want: &Request,
-    ) -> Result<VolumeGuard, Error> {
-        let id = execution.id;
-        let locked = self.lock_source(source, want).and_then(|(guard, cloning)| {
-            let begun = execution.known.as_ref().and_then(|known| known.record.cloning.as_ref());
-            match begun.filter(|begun| begun.headroom < cloning.headroom) {
-                Some(_) => Err(SourceError::Grown { volume: source.clone() }),
-                None => Ok((guard, cloning)),
-            }
-        });
-        match locked {
-            Ok((guard, cloning)) => {
-                execution.cloning = Some(cloning);
-                Ok(guard)
-            }
-            Err(source) => {
-                self.undo_known(id)?;
-                let source = match source {
-                    // A snapshot has the size that its source had at the first call.
-                    SourceError::Larger { volume, .. } if want.mode.is_snapshot() => SourceError::Grown { volume },
-                    source => source,
-                };
-                Err(Error::Source { id: id.clone(), source })
-            }
-        }
-    }
-
     /// Locks the source, so that it neither grows nor is deleted while it is cloned.
     pub(crate) fn lock_source(&self, source: &VolumeId, want: &Request) -> Result<(VolumeGuard, Cloning), SourceError> {
         // This check also runs before the lock: a volume that is not announced may itself be a clone, whose operation

@@ -24,6 +24,7 @@ mod anchor;
 mod calls;
 mod clone;
 mod copy;
+mod creation;
 mod disk_state;
 mod drift;
 mod duty_cycle;
