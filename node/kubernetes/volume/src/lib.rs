@@ -30,6 +30,7 @@ mod drift;
 mod duty_cycle;
 mod error;
 mod execution;
+mod expansion;
 mod fault;
 mod files;
 mod flush;

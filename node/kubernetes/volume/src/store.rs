@@ -1,4 +1,7 @@
-//! The volumes directory: reads its state, lets [`plan`] compute the steps, and executes them.
+//! The volumes directory, and its state in memory.
+//!
+//! The operations read the state, let [`crate::plan`] compute the steps, and execute them. They are in files of their
+//! own, which need this one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
@@ -10,25 +13,24 @@ use dir::{Dir, Ensured, Mode, Name};
 use fsquota::{Allocator, FsError, ProjectId, Quota, Quotas};
 use nix::errno::Errno;
 use nix::sys::statvfs::fstatvfs;
-use tracing::{info, warn};
+use tracing::warn;
 use units::Bytes;
 
 use crate::disk_state::{DiskState, Place};
 use crate::duty_cycle::BackgroundCopies;
-use crate::error::{Error, LookError, OpenError, StartError, refused};
-use crate::execution::Execution;
+use crate::error::{Error, LookError, OpenError, StartError};
 use crate::files::Files;
 use crate::group::Shared;
 use crate::id::volumes_in;
 use crate::index::{Entry, Index, Known};
 use crate::lease::Leases;
 use crate::ledger::{Disk, Space};
-use crate::plan::{self, Step, VolumeRefusal};
-use crate::record::{Record, State};
+use crate::plan::Step;
+use crate::record::State;
 use crate::settings::{Neighbours, Settings};
 use crate::{
-    Announced, BLOCK, DiskFault, DiskObserver, IoThrottle, Opened, PodFreezer, VolumeCalls, VolumeId, VolumeLocks,
-    image_file, published,
+    Announced, DiskFault, DiskObserver, IoThrottle, Opened, PodFreezer, VolumeCalls, VolumeId, VolumeLocks, image_file,
+    published,
 };
 
 /// Mode of the store's own directories.
@@ -207,74 +209,6 @@ impl Store {
             known.announcement = announcement;
         });
         Ok(Ensured::Created(()))
-    }
-
-    pub(crate) fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
-        let too_large = || Error::TooLarge { id: id.clone(), wanted: to };
-        let size = to.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
-        let (known, seen) = self.look(id)?;
-        let Some(known) = known else {
-            return Err(if seen == DiskState::NOTHING {
-                Error::Unknown { id: id.clone() }
-            } else {
-                refused(id)(VolumeRefusal::Foreign)
-            });
-        };
-        let steps = plan::expand(size, &seen).map_err(refused(id))?;
-        let former = known.record.clone();
-        let grown = steps.iter().find_map(|step| match step {
-            Step::RaiseRecord(size) => Some(former.grown(*size)),
-            _ => None,
-        });
-        if let Some(grown) = &grown {
-            if grown.limits().bytes > Some(fsquota::Limits::MAX_BYTES) {
-                return Err(too_large());
-            }
-            let more = grown.reserved().saturating_sub(former.reserved());
-            self.reserve(id, more, |index, _, disk| index.ledger.raise(id, grown.reserved(), disk))?;
-        }
-        let mut execution = Execution::new(self, id, None, Some(known));
-        match execution.run(&steps) {
-            Ok(()) => {
-                let record = execution.into_record()?;
-                if grown.is_none() {
-                    return Ok(Ensured::Unchanged(record));
-                }
-                let Record { claim, size, .. } = &record;
-                info!(volume = %id, %claim, limit = %size, former = %former.size, "volume expanded");
-                Ok(Ensured::Created(record))
-            }
-            Err(error) => Err(self.after_failed_growth(id, &former, grown.as_ref(), error)),
-        }
-    }
-
-    /// Restores limits and reservation after an expansion that failed because the disk is full. An image has its full
-    /// or its former size. The former size is larger than that of the record if an earlier call could not write the
-    /// record.
-    fn after_failed_growth(&self, id: &VolumeId, former: &Record, grown: Option<&Record>, error: Error) -> Error {
-        let (Error::Act { step, source, .. }, Some(grown)) = (&error, grown) else { return error };
-        let unchanged = match step {
-            Step::RaiseLimits(_) | Step::GrowImage(_) => true,
-            Step::RaiseRecord(_) => !former.mode.is_block(),
-            _ => false,
-        };
-        let (full, too_large) = (source.is_full(), source.is_too_large());
-        // Otherwise the next call continues, and the reservation covers space that may be allocated already.
-        if !unchanged || !(full || too_large) {
-            return error;
-        }
-        let kept = match place(&self.live, id, former.mode.is_block()) {
-            Ok(live) => former.grown(live.image().map_or(former.size, |image| image.max(former.size))),
-            Err(source) => return Error::Look { id: id.clone(), source },
-        };
-        if let Err(source) = self.set_limits(&kept, self.limits(id, &kept)) {
-            return Error::Act { id: id.clone(), step: *step, source: source.into() };
-        }
-        self.index().ledger.note(id.clone(), kept.reserved());
-        if too_large {
-            return Error::TooLarge { id: id.clone(), wanted: grown.size };
-        }
-        self.full(id, grown.reserved().saturating_sub(kept.reserved()))
     }
 
     pub(crate) fn check_unpublished(&self, id: &VolumeId, from: &Dir) -> Result<(), Error> {
