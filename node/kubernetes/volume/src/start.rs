@@ -1,37 +1,67 @@
-//! Takes over the volumes of an earlier process when the store is opened.
+//! Opens the store, and takes over the volumes of an earlier process.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use dir::Dir;
 use fsquota::ProjectId;
 use tracing::warn;
 use units::Bytes;
 
 use crate::anchor::Anchor;
 use crate::disk_state::{Place, is_confined};
-use crate::error::LookError;
+use crate::error::{LookError, StartError};
+use crate::id::{VolumeId, volumes_in};
+use crate::image_file;
 use crate::index::{Entry, Index, Known};
 use crate::record::{Record, RecordError, State};
+use crate::settings::Settings;
 use crate::store::{Store, place};
-use crate::{VolumeId, image_file};
 
 impl Store {
+    /// Opens the volumes directory, creates missing directories in it, and sets all recorded limits again, because a
+    /// power cut may have undone the last changes of limits. A faulty volume is closed alone.
+    ///
+    /// # Errors
+    /// [`StartError`]: no volume can be used.
+    pub fn open(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {
+        let store = Self::prepare(volumes, settings)?;
+        let (mut index, mut found) = (Index::default(), store.files.load()?);
+        store.follow_exchanges(&mut index, &mut found);
+        // The clones are in the index before the limits of their sources are set, whose pods may write.
+        let clones =
+            found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));
+        index.clones = clones.collect();
+        for (id, (state, record)) in found {
+            match record {
+                Err(error) if state == State::Staged && error.is_torn() && store.drop_unwritten(&id) => {}
+                record => store.take_over(&mut index, &id, state, record),
+            }
+        }
+        let places = [&store.staging, &*store.live, &*store.trash];
+        for place in places {
+            let names = volumes_in(place)?.into_iter();
+            index.foreign.extend(names.filter(|id| !index.volumes.contains_key(id)));
+        }
+        *store.index() = index;
+        store.finish_exchanges();
+        store.measure()?;
+        // From here on, all changes of an earlier process are on the disk, also announcements and limits.
+        fsquota::sync(volumes)?;
+        store.remove_anchors();
+        Ok(store)
+    }
+
     /// Removes a first record whose write was interrupted, if the volume has no other parts. Returns whether it was
     /// removed.
-    pub(crate) fn drop_unwritten(&self, id: &VolumeId) -> bool {
+    fn drop_unwritten(&self, id: &VolumeId) -> bool {
         let places = [&self.staging, &*self.live, &*self.trash];
         let nowhere = places.into_iter().all(|dir| place(dir, id, false).is_ok_and(|place| place == Place::Absent));
         nowhere && self.files.discard_unwritten(id).is_ok()
     }
 
     /// Adds a volume of an earlier process to the index.
-    pub(crate) fn take_over(
-        &self,
-        index: &mut Index,
-        id: &VolumeId,
-        state: State,
-        record: Result<Record, RecordError>,
-    ) {
+    fn take_over(&self, index: &mut Index, id: &VolumeId, state: State, record: Result<Record, RecordError>) {
         let taken = record.and_then(|record| {
             let record = self.finish_growth(id, record);
             // The limits do not change: for a restoration, they mark that the removal has begun.
@@ -64,7 +94,7 @@ impl Store {
 
     /// Removes the anchor files of passes that a kill ended; all copies are durable. After an error, the next pass of
     /// the copy tries again.
-    pub(crate) fn remove_anchors(&self) {
+    fn remove_anchors(&self) {
         let names = self.anchors.names().unwrap_or_else(|error| {
             let reason: &dyn std::error::Error = &error;
             warn!(error = reason, "cannot list the former blocks of unfinished copies");

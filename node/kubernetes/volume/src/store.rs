@@ -21,7 +21,6 @@ use crate::duty_cycle::BackgroundCopies;
 use crate::error::{Error, LookError, OpenError, StartError};
 use crate::files::Files;
 use crate::group::Shared;
-use crate::id::volumes_in;
 use crate::index::{Entry, Index, Known};
 use crate::lease::Leases;
 use crate::ledger::{Disk, Space};
@@ -65,12 +64,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the volumes directory, creates missing directories in it, and sets all recorded limits again, because a
-    /// power cut may have undone the last changes of limits. A faulty volume is closed alone.
-    ///
-    /// # Errors
-    /// [`StartError`]: no volume can be used.
-    pub fn open(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {
+    /// Opens the directories and the quotas, and creates missing directories. The store has no volumes yet.
+    pub(crate) fn prepare(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {
         let projects = Allocator::open_from(volumes, settings.neighbours.first_project())?;
         if let Some(project) = fsquota::project(volumes)? {
             return Err(StartError::Project { project });
@@ -83,7 +78,7 @@ impl Store {
             }
             Ok(dir)
         };
-        let store = Self {
+        Ok(Self {
             files: Files { pending: Shared::new(sub("pending")?), records: Shared::new(sub("records")?) },
             staging: sub("staging")?,
             live: Shared::new(sub("live")?),
@@ -103,31 +98,7 @@ impl Store {
             last_faults: Mutex::default(),
             throttle: Mutex::default(),
             freezer: Mutex::default(),
-        };
-        let (mut index, mut found) = (Index::default(), store.files.load()?);
-        store.follow_exchanges(&mut index, &mut found);
-        // The clones are in the index before the limits of their sources are set, whose pods may write.
-        let clones =
-            found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));
-        index.clones = clones.collect();
-        for (id, (state, record)) in found {
-            match record {
-                Err(error) if state == State::Staged && error.is_torn() && store.drop_unwritten(&id) => {}
-                record => store.take_over(&mut index, &id, state, record),
-            }
-        }
-        let places = [&store.staging, &*store.live, &*store.trash];
-        for place in places {
-            let names = volumes_in(place)?.into_iter();
-            index.foreign.extend(names.filter(|id| !index.volumes.contains_key(id)));
-        }
-        *store.index() = index;
-        store.finish_exchanges();
-        store.measure()?;
-        // From here on, all changes of an earlier process are on the disk, also announcements and limits.
-        fsquota::sync(volumes)?;
-        store.remove_anchors();
-        Ok(store)
+        })
     }
 
     /// Opens an announced volume: one system call, and a force of the log if the announcement is not on the disk yet.
