@@ -14,9 +14,9 @@ use units::Bytes;
 
 use crate::error::{Error, SourceError, refused};
 use crate::execution::Execution;
-use crate::index::{Entry, Known};
+use crate::index::Known;
 use crate::passes::{Copying, Taken};
-use crate::plan::{self, Step, VolumeRefusal};
+use crate::plan::{self, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record, Sharing, State};
 use crate::removal::in_passes;
 use crate::store::Store;
@@ -97,17 +97,6 @@ impl Store {
         self.check_source(source, ANY)
     }
 
-    pub(crate) fn announce_durably(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        let announced = self.announce(id)?;
-        // The sync of an earlier call may have failed after its announcement.
-        if let Some(known) = self.known(id)? {
-            let failed =
-                |source: dir::Error| Error::Act { id: id.clone(), step: Step::SyncLive, source: source.into() };
-            self.sync_announcement(&known).map_err(failed)?;
-        }
-        Ok(announced)
-    }
-
     pub(crate) fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         self.finish_exchange(id)?;
         match self.known(id)? {
@@ -145,10 +134,5 @@ impl Store {
             self.remove_snapshot(id)?;
         }
         Ok(if found.is_empty() { Ensured::Unchanged(()) } else { Ensured::Created(()) })
-    }
-
-    pub(crate) fn is_snapshot(&self, id: &VolumeId) -> bool {
-        let index = self.index();
-        matches!(index.volumes.get(id), Some(Entry::Known(Known { record, .. })) if record.mode.is_snapshot())
     }
 }

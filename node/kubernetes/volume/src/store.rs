@@ -124,7 +124,7 @@ impl Store {
     }
 
     /// Makes an announcement durable. One force of the log is enough for all announcements before it.
-    pub(crate) fn sync_announcement(&self, known: &Known) -> Result<(), dir::Error> {
+    fn sync_announcement(&self, known: &Known) -> Result<(), dir::Error> {
         let Index { announced, durable, .. } = *self.index();
         if known.announcement > Some(durable) {
             self.files.records.sync()?;
@@ -182,6 +182,17 @@ impl Store {
         Ok(Ensured::Created(()))
     }
 
+    pub(crate) fn announce_durably(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        let announced = self.announce(id)?;
+        // The sync of an earlier call may have failed after its announcement.
+        if let Some(known) = self.known(id)? {
+            let failed =
+                |source: dir::Error| Error::Act { id: id.clone(), step: Step::SyncLive, source: source.into() };
+            self.sync_announcement(&known).map_err(failed)?;
+        }
+        Ok(announced)
+    }
+
     pub(crate) fn check_unpublished(&self, id: &VolumeId, from: &Dir) -> Result<(), Error> {
         let found = from.open_dir(id.name()).map_err(LookError::from).and_then(|volume| published::targets(&volume));
         match found.map(|targets| targets.into_iter().next()) {
@@ -220,6 +231,11 @@ impl Store {
         }
     }
 
+    pub(crate) fn is_snapshot(&self, id: &VolumeId) -> bool {
+        let index = self.index();
+        matches!(index.volumes.get(id), Some(Entry::Known(Known { record, .. })) if record.mode.is_snapshot())
+    }
+
     /// Reserves space. Before it fails, it reads the size of the disk again.
     pub(crate) fn reserve(
         &self,
@@ -252,6 +268,11 @@ impl Store {
             self.others.store(least.fold(all, Bytes::saturating_sub).get(), Ordering::Relaxed);
         }
         Ok(self.disk())
+    }
+
+    pub(crate) fn space(&self) -> Result<Space, LookError> {
+        let disk = self.measure()?;
+        Ok(self.index().ledger.space(disk))
     }
 
     /// Space that each volume with a reservation uses, by its project.

@@ -9,10 +9,9 @@ use fsquota::{FsError, Limits, ProjectId, Quota, Usage};
 use units::Bytes;
 
 use crate::disk_state::{Where, is_confined};
-use crate::error::{ListError, LookError, UsageError};
+use crate::error::{ListError, UsageError};
 use crate::id::{VolumeId, volumes_in};
 use crate::index::{Entry, Known};
-use crate::ledger::Space;
 use crate::record::{Record, RecordError, State};
 use crate::store::Store;
 use crate::{DiskFault, DiskObserver};
@@ -102,11 +101,6 @@ impl Store {
             known.projects.extend(entry.project());
         }
         known
-    }
-
-    pub(crate) fn space(&self) -> Result<Space, LookError> {
-        let disk = self.measure()?;
-        Ok(self.index().ledger.space(disk))
     }
 
     pub(crate) fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
