@@ -230,7 +230,8 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     let life = match record.state {
         _ if is_retired => Life::Retired,
         State::Staged => Life::Staged,
-        State::Complete | State::Announced => Life::Announced,
+        State::Complete => Life::Complete,
+        State::Announced => Life::Announced,
     };
     let (mode, inodes) = match record.mode {
         Mode::Filesystem { inodes } => {
@@ -262,7 +263,7 @@ mod tests {
     use envtest::FakeVolumes;
     use prometheus::{IntGaugeVec, Opts};
     use supervisor::{Settings, Supervisor};
-    use volume::{Allocation, Claim, DiskFault, Owner, Record};
+    use volume::{Allocation, Claim, DiskFault, Owner, Record, Sharing};
 
     use super::*;
 
@@ -347,6 +348,37 @@ mod tests {
         let page = page(volumes, Registry::new()).await;
         assert_eq!(page.storage.unwrap().volumes[0].condition, Condition::LimitsChanged);
         assert_eq!(page.disk_faults, ["XFS has shut the file system down"]);
+    }
+
+    #[tokio::test]
+    async fn the_page_shows_which_snapshots_are_not_ready_or_share_blocks() {
+        let volumes = FakeVolumes::with_size(Bytes::GIB);
+        let (taken, inodes) = (UNIX_EPOCH, units::Inodes::new(64));
+        let image = |sharing| Mode::Snapshot { taken, sharing };
+        let tree = Mode::SnapshotTree { taken, inodes, sharing: Sharing::Temporary };
+        for (name, mode, state) in [
+            ("complete-image", image(Sharing::Temporary), State::Complete),
+            ("complete-tree", tree, State::Complete),
+            ("ready", image(Sharing::Temporary), State::Announced),
+            ("staged-image", image(Sharing::Temporary), State::Staged),
+            ("staged-tree", tree, State::Staged),
+            ("thin", image(Sharing::Permanent), State::Announced),
+        ] {
+            volumes.put(&volume(name), record(name, mode, state));
+        }
+        let storage = page(volumes, Registry::new()).await.storage.unwrap();
+        let found: Vec<_> = storage.volumes.iter().map(|volume| (&*volume.claim, volume.condition.as_str())).collect();
+        assert_eq!(
+            found,
+            [
+                ("staged-image", "not ready"),
+                ("staged-tree", "not ready"),
+                ("complete-image", "blocks being copied"),
+                ("complete-tree", "blocks being copied"),
+                ("ready", "fine"),
+                ("thin", "fine"),
+            ]
+        );
     }
 
     #[tokio::test]

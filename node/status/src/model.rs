@@ -195,8 +195,10 @@ pub struct Inodes {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// The PV does not exist yet.
+    /// The PV does not exist yet, or the snapshot is not ready.
     Staged,
+    /// The snapshot has its content, and its blocks are being copied.
+    Complete,
     Announced,
     Retired,
 }
@@ -206,8 +208,12 @@ pub enum Life {
 #[serde(rename_all = "snake_case")]
 pub enum Condition {
     Fine,
+    /// A snapshot that has its content and still shares blocks with its volume.
+    Copying,
     /// Created, without a PV.
     Staged,
+    /// A snapshot without its content.
+    NotReady,
     /// The node is removing the data, or has removed it.
     Retired,
     /// A filesystem volume close to its limit of space or inodes.
@@ -224,7 +230,9 @@ impl Condition {
                 && (almost(used.get(), limit.get()) || inodes.is_some_and(|inodes| almost(inodes.used, inodes.limit)))
         };
         match life {
+            Life::Staged if mode == Mode::Snapshot => Self::NotReady,
             Life::Staged => Self::Staged,
+            Life::Complete => Self::Copying,
             Life::Retired => Self::Retired,
             Life::Announced if full() => Self::AlmostFull,
             Life::Announced => Self::Fine,
@@ -235,7 +243,9 @@ impl Condition {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Fine => "fine",
+            Self::Copying => "blocks being copied",
             Self::Staged => "no PV yet",
+            Self::NotReady => "not ready",
             Self::Retired => "being removed",
             Self::AlmostFull => "almost full",
             Self::LimitsChanged => "limits changed",

@@ -137,7 +137,7 @@ impl Volume {
         let almost_full = (self.mode == Mode::Filesystem).then_some(ALMOST_FULL);
         let class = match self.condition {
             Condition::Fine => "good",
-            Condition::Staged | Condition::Retired => "wait",
+            Condition::Copying | Condition::Staged | Condition::NotReady | Condition::Retired => "wait",
             Condition::AlmostFull | Condition::LimitsChanged => "bad",
         };
         html! {
