@@ -63,6 +63,34 @@ fn metric(store: &Store, series: &str) -> String {
     value.unwrap_or_else(|| panic!("{series} in:\n{text}")).to_owned()
 }
 
+/// The pause ends before it begins, so that it is too short on each machine. The pod runs again when the call returns,
+/// and the snapshot leaves no trace.
+fn a_pod_that_stops_too_late_runs_on(node: &Node, pod: &Path, snapshot: &VolumeId, want: &SnapshotRequest) {
+    let space = node.store.space().expect("the space");
+    let late = SnapshotRequest { max_pause: Duration::ZERO, ..want.clone() };
+    let error = node.store.take_snapshot(snapshot, &late).expect_err("the pod stops too late");
+    assert_eq!(fs::read_to_string(pod.join("cgroup.freeze")).expect("the state").trim(), "0");
+    // The store returns `Late` if all processes stop before the guard compares the time.
+    let is_late = match &error {
+        Error::Act { source: ActError::Late { budget }, .. } => budget.is_zero(),
+        Error::Act { source: ActError::Pods(cause), .. } => {
+            cause.to_string() == "the processes could not be frozen in 0ns"
+        }
+        _ => false,
+    };
+    assert!(is_late, "{error:?}");
+
+    assert_eq!(node.store.record(snapshot).expect("the records"), None);
+    assert_eq!(node.store.space().expect("the space"), space);
+    let volumes = node.disk.path().join("volumes");
+    for place in ["pending", "records", "staging", "live", "trash", "anchors"] {
+        assert!(!volumes.join(place).join(snapshot.as_str()).exists(), "{place}");
+    }
+    let target = node.target(TARGET);
+    let [_, last] = numbers(&target, &FILES).expect("both files");
+    eventually("the pod runs on", || numbers(&target, &FILES).is_some_and(|[_, two]| two > last));
+}
+
 #[tokio::test]
 async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     let cgroups = PathBuf::from("/tmp/cgroups-of-files");
@@ -83,6 +111,7 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
 
     let pod = cgroups.join(POD);
     let writer = Writer::start("frozen::the_writer", &pod.join("container"), &target, &FILES);
+    a_pod_that_stops_too_late_runs_on(&node, &pod, &snapshot, &want);
     while node.store.take_snapshot(&snapshot, &want).expect("a snapshot").snapshots.state != State::Announced {}
     let copy = node.disk.path().join("volumes/live/snapshot-1");
     let [one, two] = numbers(&copy, &FILES).expect("both files");
