@@ -2,6 +2,8 @@
 #![deny(unsafe_code)]
 
 mod attacked;
+#[path = "../node/cgroup.rs"]
+mod cgroup;
 mod cloning;
 mod closing;
 mod deleting;

@@ -10,7 +10,6 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::Ensured;
-use ktest_support::{Writer, mount_cgroups, numbers, this_program};
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::syncfs;
@@ -21,6 +20,7 @@ use volume::{
     SourceError, State, Taken, VolumeId, Volumes as _,
 };
 
+use crate::cgroup::Pod;
 use crate::cloning::{FULL, LARGER};
 use crate::node::{
     INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
@@ -303,70 +303,20 @@ fn files_are_cloned_only_if_pods_can_be_stopped_in_time() {
     taken(&node, &source, "snapshot-1");
 }
 
-const HIERARCHY: &str = "/tmp/cgroup";
-const CGROUP: &str = "/tmp/cgroup/pod";
-const FILES: [&str; 4] = ["0", "1", "2", "3"];
-
-/// Entry point of the guard, if this program was started as one.
-#[test]
-#[ignore = "started by the tests"]
-fn the_guard() {
-    freezer::guard();
-}
-
-/// Entry point of the writer, if this program was started as one.
-#[test]
-#[ignore = "started by the tests"]
-fn the_writer() {
-    Writer::run(|_, _| ());
-}
-
-/// Freezer that stops the pod by its cgroup.
-#[derive(Debug)]
-struct Cgroup;
-
-struct Frozen(freezer::Frozen);
-
-impl PodFreezer for Cgroup {
-    fn freeze(&self, _: &[VolumeId], budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
-        Ok(Box::new(Frozen(freezer::freeze(this_program("trees::the_guard"), &[CGROUP], budget)?)))
-    }
-}
-
-impl FrozenPods for Frozen {
-    fn deadline(&self) -> Option<Instant> {
-        Some(self.0.deadline())
-    }
-
-    fn thaw(self: Box<Self>) -> Result<(), Box<dyn StdError + Send + Sync>> {
-        Ok(self.0.thaw().map(drop)?)
-    }
-}
-
 #[test]
 fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
     let node = Node::new();
-    let cgroup: Arc<dyn PodFreezer> = Arc::new(Cgroup);
-    node.store.freeze_by(Arc::downgrade(&cgroup));
     let (source, _) = node.made(&files("pvc-source"));
-    let top = node.path("live", &source);
-    mount_cgroups(Path::new(HIERARCHY));
-    let writer = Writer::start("trees::the_writer", Path::new(CGROUP), &top, &FILES);
+    let pod = Pod::start(&node.path("live", &source));
+    pod.register(&node.store);
     let mut last = 0;
     for number in 0..3 {
         let snapshot = format!("snapshot-{number}");
         let want = volume::SnapshotRequest { max_pause: Duration::from_secs(60), ..snapshot_of(&source, &snapshot) };
         while node.store.take_snapshot(&id(&snapshot), &want).unwrap().snapshots.state != State::Announced {}
-        let found = numbers(&node.path("live", &id(&snapshot)), &FILES).unwrap();
-        // The writer writes each number after the one before it.
-        assert!(found.is_sorted_by(|one, next| one >= next) && found[0] - found[3] <= 1, "{found:?}");
-        assert!(found[0] > last, "{found:?} after {last}");
-        last = found[0];
+        let found = Pod::number_in(&node.path("live", &id(&snapshot)));
+        assert!(found > last, "{found} after {last}");
+        last = found;
     }
-    let end = Instant::now() + Duration::from_secs(30);
-    while numbers(&top, &FILES).is_none_or(|numbers| numbers[3] <= last) {
-        assert!(Instant::now() < end, "the pod does not run again");
-        thread::yield_now();
-    }
-    drop(writer);
+    pod.writes_after(last);
 }
