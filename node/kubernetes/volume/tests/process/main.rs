@@ -3,7 +3,10 @@
 #![deny(unsafe_code)]
 
 mod calls;
+#[path = "../node/cgroup.rs"]
+mod cgroup;
 mod cloned;
+mod frozen;
 mod grouped;
 mod killed;
 #[path = "../node/mod.rs"]
