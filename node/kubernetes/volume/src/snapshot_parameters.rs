@@ -85,6 +85,8 @@ fn duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     fn of(parameters: &[(&str, &str)]) -> Result<SnapshotParameters, SnapshotParameterError> {
@@ -108,6 +110,19 @@ mod tests {
         {
             assert_eq!(of_pause(value), Err(SnapshotParameterError::Pause { value: value.to_owned() }), "{value}");
         }
+    }
+
+    #[test]
+    fn the_chart_accepts_every_parameter() {
+        const SCHEMA: &str = include_str!("../../standalone/chart/values.schema.json");
+        let schema: Value = serde_json::from_str(SCHEMA).expect("JSON");
+        let parameters = &schema["properties"]["snapshotClasses"]["items"]["properties"]["parameters"];
+        assert_eq!(parameters["additionalProperties"], false, "the chart rejects others");
+        let fields = parameters["properties"].as_object().expect("the parameters");
+        assert_eq!(fields.keys().map(String::as_str).collect::<Vec<_>>(), [MAX_PAUSE, THIN]);
+        let values = fields[THIN]["enum"].as_array().expect("the values").iter().filter_map(Value::as_str);
+        let sharing: Vec<_> = values.map(|value| of(&[(THIN, value)]).map(|parsed| parsed.sharing)).collect();
+        assert_eq!(sharing, [Ok(Sharing::Permanent), Ok(Sharing::Temporary)]);
     }
 
     #[test]

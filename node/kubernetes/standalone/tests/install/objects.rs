@@ -1,6 +1,6 @@
 //! Objects of the chart, as text and in the cluster.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,10 +17,12 @@ use kube::api::{
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use standalone::arguments::Reserve;
+use volume::{MAX_PAUSE, SnapshotParameters};
 
 pub const NAMESPACE: &str = "kube-system";
 
 const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
+const IS_DEFAULT_OF_SNAPSHOTS: &str = "snapshot.storage.kubernetes.io/is-default-class";
 
 /// Path of the DaemonSet's container in errors.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
@@ -149,6 +151,23 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         (json!({"storageClasses": [{"name": "local", "parameters": {"blockAllocation": "slim"}}]}), "blockAllocation"),
         (json!({"storageClasses": [{"name": "local", "parameters": {"thin": "true"}}]}), "thin"),
         (json!({"storageClasses": [{"name": "local", "parameters": {"bytesPerInode": 1024}}]}), "bytesPerInode"),
+        (json!({"snapshotClasses": [{"nam": "local"}]}), "nam"),
+        (json!({"snapshotClasses": [{"name": "Local_1"}]}), "name"),
+        (json!({"snapshotClasses": [{"name": "local"}, {"name": "local", "isDefault": true}]}), "local twice"),
+        (
+            json!({"snapshotClasses": [{"name": "a", "isDefault": true}, {"name": "b", "isDefault": true}]}),
+            "a and b have isDefault",
+        ),
+        (
+            json!({"snapshotClasses": [{"name": "local", "annotations": {IS_DEFAULT_OF_SNAPSHOTS: "true"}}]}),
+            "set isDefault",
+        ),
+        (json!({"snapshotClasses": [{"name": "local", "deletionPolicy": "Recycle"}]}), "deletionPolicy"),
+        (json!({"snapshotClasses": [{"name": "local", "parameters": {"maxPause": "0s"}}]}), "maxPause"),
+        (json!({"snapshotClasses": [{"name": "local", "parameters": {"maxPause": "61s"}}]}), "maxPause"),
+        (json!({"snapshotClasses": [{"name": "local", "parameters": {"maxPause": 2}}]}), "maxPause"),
+        (json!({"snapshotClasses": [{"name": "local", "parameters": {"thin": true}}]}), "thin"),
+        (json!({"snapshotClasses": [{"name": "local", "parameters": {"bytesPerInode": "1024"}}]}), "bytesPerInode"),
         (json!({"image": {"repository": ""}}), "repository"),
         (json!({"image": {"repository": "registry.example.invalid/storage:1"}}), "repository"),
         (json!({"image": {"tag": "a:b"}}), "tag"),
@@ -176,6 +195,10 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         overcommit.parse::<Overcommit>()?;
         render(NAMESPACE, &json!({"node": {"overcommit": overcommit}}))??;
     }
+    for pause in ["1ms", "9999ms", "60000ms", "1s", "59.999s", "60s", "1m"] {
+        SnapshotParameters::parse(&BTreeMap::from([(MAX_PAUSE.to_owned(), pause.to_owned())]))?;
+        render(NAMESPACE, &json!({"snapshotClasses": [{"name": "local", "parameters": {MAX_PAUSE: pause}}]}))??;
+    }
     for strategy in [json!({"maxUnavailable": 0, "maxSurge": 1}), json!({"maxSurge": 0}), json!({"maxUnavailable": 0})]
     {
         render(NAMESPACE, &json!({"reclaimer": {"updateStrategy": {"rollingUpdate": strategy}}}))??;
@@ -185,6 +208,11 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
     render(NAMESPACE, &json!({"node": {"provisioner": "external"}, "storageClasses": [class]}))??;
     let error = render(NAMESPACE, &json!({"storageClasses": [class]}))?.expect_err("a parameter for another program");
     assert!(error.contains("csi.storage.k8s.io/fstype") && error.contains("node.provisioner"), "{error}");
+    let secret = "csi.storage.k8s.io/snapshotter-secret-name";
+    let class = json!({"name": "local", "parameters": {secret: "secret", "thin": "true"}});
+    render(NAMESPACE, &json!({"node": {"provisioner": "external"}, "snapshotClasses": [class]}))??;
+    let error = render(NAMESPACE, &json!({"snapshotClasses": [class]}))?.expect_err("a parameter for another program");
+    assert!(error.contains(secret) && error.contains("node.provisioner"), "{error}");
     Ok(())
 }
 
@@ -252,6 +280,14 @@ fn others() -> Value {
             },
             {"name": "second"},
         ],
+        "snapshotClasses": [
+            {
+                "name": "kept.local", "isDefault": true, "deletionPolicy": "Retain",
+                "parameters": {"maxPause": "500ms", "thin": "false"},
+                "labels": {"tier": "fast"}, "annotations": {"example.invalid/a": "b"},
+            },
+            {"name": "second"},
+        ],
         "podMonitor": {"enabled": true, "labels": {"release": "prometheus"}, "interval": "30s"},
         "prometheusRule": {"enabled": true, "labels": {"release": "prometheus"}},
         "networkPolicy": {"enabled": true, "metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]},
@@ -298,8 +334,10 @@ pub async fn every_object_is_valid_with_any_values(cluster: Arc<Cluster>) -> Res
     let dry = PatchParams { dry_run: true, ..PatchParams::apply("test").force() };
     let kinds = |objects: &[Value]| objects.iter().map(|object| object["kind"].to_string()).collect::<BTreeSet<_>>();
     let [default, other] = [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?];
-    let optional = ["\"NetworkPolicy\"", "\"PodMonitor\"", "\"PrometheusRule\""].map(str::to_owned);
+    let optional =
+        ["NetworkPolicy", "PodMonitor", "PrometheusRule", "VolumeSnapshotClass"].map(|kind| format!("\"{kind}\""));
     assert_eq!(kinds(&other).difference(&kinds(&default)).cloned().collect::<Vec<_>>(), optional);
+    cluster.reconcile_snapshots().await?;
     for (kind, plural) in [("PodMonitor", "podmonitors"), ("PrometheusRule", "prometheusrules")] {
         apply(&admin, &monitoring(kind, plural), &PatchParams::apply("test").force()).await?;
         eventually(PATIENCE, "the custom resource", async || {
@@ -388,6 +426,16 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
         (&other, "StorageClass", "/reclaimPolicy", json!("Retain")),
         (&other, "StorageClass", "/metadata/labels/tier", json!("fast")),
         (&other, "StorageClass", "/metadata/annotations/storageclass.kubernetes.io~1is-default-class", json!("true")),
+        (&other, "VolumeSnapshotClass", "/driver", json!("local.granary.dev")),
+        (&other, "VolumeSnapshotClass", "/parameters", values["snapshotClasses"][0]["parameters"].clone()),
+        (&other, "VolumeSnapshotClass", "/deletionPolicy", json!("Retain")),
+        (&other, "VolumeSnapshotClass", "/metadata/labels/tier", json!("fast")),
+        (
+            &other,
+            "VolumeSnapshotClass",
+            "/metadata/annotations",
+            json!({IS_DEFAULT_OF_SNAPSHOTS: "true", "example.invalid/a": "b"}),
+        ),
         (&other, "PodMonitor", "/metadata/labels/release", json!("prometheus")),
         (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/interval", json!("30s")),
         (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/honorLabels", json!(true)),
@@ -413,6 +461,9 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
     }
     let second = other.iter().rfind(|object| object["kind"] == "StorageClass").expect("two classes");
     assert_eq!((name(second), second["reclaimPolicy"].as_str()), ("second", Some("Delete")));
+    let second = other.iter().rfind(|object| object["kind"] == "VolumeSnapshotClass").expect("two classes");
+    assert_eq!((name(second), second["deletionPolicy"].as_str()), ("second", Some("Delete")));
+    assert_eq!(second["metadata"]["annotations"], json!({IS_DEFAULT_OF_SNAPSHOTS: "false"}));
     assert_eq!(
         find(&other, "Deployment").pointer("/spec/template/spec/containers/0/resources/limits/memory"),
         Some(&json!("1Gi"))
