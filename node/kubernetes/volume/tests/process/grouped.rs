@@ -18,7 +18,7 @@ use crate::node::pods::Pods;
 use crate::node::{file, id, only_byte, sized, snapshot_request};
 use crate::trees::FILES;
 
-/// A part of the steps: all of them take five minutes in emulation, and have passed once.
+/// Every seventh step, from the first one, to bound the time of the suite.
 const STEPS: Steps = Steps { first: 0, stride: 7 };
 
 /// Requests for a block volume and a filesystem volume.
