@@ -11,7 +11,7 @@ def _shell_layer_impl(ctx):
         "cp {} \"$work/bin/busybox\"; chmod 0755 \"$work/bin/busybox\"".format(ctx.file.busybox.path),
     ]
     for path, target in ctx.attr.links.items():
-        lines.append("ln -s {} \"$work/{}\"".format(target, path))
+        lines.append("mkdir -p \"$work/$(dirname {path})\"; ln -s {target} \"$work/{path}\"".format(path = path, target = target))
     lines += [
         "for name in $(\"$work/bin/busybox\" --list); do",
         # A link may point to a file of another layer.

@@ -52,6 +52,19 @@ while [ $# -gt 0 ]; do
         execute "$work/root/usr/bin/$name" "${call#* }" || fail "$name does not start"
     done
     case $image in
+        # The first nsenter in PATH executes the command in the container, and only if the directories of the pods are there.
+        */agnhost:*)
+            for directory in $(grep -o '"PATH=[^"]*' "$work/layout/$config" | sed 's/.*=//; s/:/ /g'); do
+                nsenter=$work/root$directory/nsenter
+                [ ! -x "$nsenter" ] || break
+            done
+            options="--mount=/rootfs/proc/1/ns/mnt --"
+            ! "$nsenter" $options true || fail "its nsenter executes a command without the directories of pods"
+            mkdir -p "$work/root/rootfs/kubelet/pods"
+            ln -sfn "$work/root/rootfs/kubelet" "$work/root/var/lib/kubelet"
+            output=$("$nsenter" $options sh -c 'echo "$1"' sh 'b -- c') || fail "its nsenter executes no command"
+            [ "$output" = "b -- c" ] || fail "its nsenter passes other arguments: $output"
+            ;;
         */nonroot:*) grep -q '"1234:0"' "$work/layout/$config" || fail "its user is not 1234" ;;
         # The shell of busybox executes its own dd, which has no oflag=nocache, whatever PATH has first.
         */glibc-dns-testing:*)

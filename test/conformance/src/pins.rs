@@ -65,6 +65,14 @@ fn a_capability_that_is_not_claimed_has_its_reason() {
     }
 }
 
+/// Through a link to another directory, a test would find no volume of any pod.
+#[test]
+fn the_link_of_agnhost_leads_to_the_root_directory_of_the_kubelet() {
+    let kubelet = programs::Paths::default().kubelet;
+    let link = format!(r#""var/lib/kubelet": "/rootfs{}","#, kubelet.display());
+    assert!(include_str!("../BUILD.bazel").contains(&link), "links in BUILD.bazel: {link}");
+}
+
 /// Versions of Kubernetes' modules. Both go.mod files contain them in `replace` lines and in one requirement.
 fn kubernetes(go_mod: &str) -> BTreeSet<&str> {
     let lines = go_mod.lines().map(|line| line.trim().trim_start_matches("require "));
