@@ -35,7 +35,7 @@ pub(crate) fn filters(suite: Suite) -> Vec<String> {
         Suite::ExternalStorage => "!Disruptive && !Flaky",
         // docs/conformance.md has the reason for each label. `Feature` is the key of labels such as
         // `Feature:SCTPConnectivity`.
-        Suite::Services => "Feature: isEmpty && !Conformance && !Disruptive && !Flaky && !Serial && !Slow",
+        Suite::Services => "Feature: isEmpty && !Conformance && !Disruptive && !Flaky && !Serial",
     };
     let skip = (suite == Suite::ExternalStorage).then(|| format!("--ginkgo.skip={LIMITED_FILES}"));
     [format!("--ginkgo.label-filter={labels}")].into_iter().chain(skip).collect()
@@ -82,6 +82,7 @@ mod tests {
             "Services should fallback to local terminating endpoints when there are no ready endpoints with \
              externalTrafficPolicy=Local",
             "Services should support externalTrafficPolicy=Local for type=NodePort",
+            "Networking Granular Checks: Services should update nodePort: udp [Slow]",
         ] {
             assert!(has(Suite::Services, &format!("[sig-network] {name}")), "{name}");
         }
@@ -100,10 +101,11 @@ mod tests {
         }
     }
 
-    /// `Feature: isEmpty` is a condition of a label filter only with the space; otherwise it is a label.
+    /// `Feature: isEmpty` is a condition of a label filter only with the space; otherwise it is a label. Slow
+    /// tests are in the suite.
     #[test]
     fn tests_of_services_need_no_feature_and_are_not_in_the_other_suite() {
-        let labels = "Feature: isEmpty && !Conformance && !Disruptive && !Flaky && !Serial && !Slow";
+        let labels = "Feature: isEmpty && !Conformance && !Disruptive && !Flaky && !Serial";
         assert_eq!(filters(Suite::Services), [format!("--ginkgo.label-filter={labels}")]);
     }
 }
