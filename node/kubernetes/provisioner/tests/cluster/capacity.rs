@@ -18,8 +18,21 @@ use crate::node::{Node, until};
 
 pub const DISK: Bytes = Bytes::new(100 << 30);
 
-fn objects(node: &Node) -> Api<CSIStorageCapacity> {
+pub fn objects(node: &Node) -> Api<CSIStorageCapacity> {
     Api::namespaced(node.admin.clone(), "kube-system")
+}
+
+/// Creates a copy of the object for this host. No provisioner maintains it.
+pub async fn copy(
+    node: &Node,
+    object: &CSIStorageCapacity,
+    name: &str,
+    host: &str,
+) -> Result<CSIStorageCapacity, Failure> {
+    let mut copy = serde_json::to_value(object)?;
+    copy["metadata"] = json!({"name": name, "labels": object.labels()});
+    copy["nodeTopology"] = json!({"matchLabels": {"kubernetes.io/hostname": host}});
+    Ok(create(&objects(node), copy).await?)
 }
 
 /// Creates the Node as the kubelet does, unless it exists.
@@ -197,10 +210,7 @@ pub(crate) async fn stale_objects_are_deleted_and_unmanaged_ones_kept(cluster: A
     for (name, topology) in
         [(stale.name_any().replacen(&node.name, "other", 1), "other"), ("by-hand".to_owned(), node.name.as_str())]
     {
-        let mut object = serde_json::to_value(&stale)?;
-        object["metadata"] = json!({"name": name, "labels": stale.labels()});
-        object["nodeTopology"] = json!({"matchLabels": {"kubernetes.io/hostname": topology}});
-        kept.push(create(&objects(&node), object).await?);
+        kept.push(copy(&node, &stale, &name, topology).await?);
     }
     node.run().await?;
     gone(&objects(&node), &stale.name_any()).await?;

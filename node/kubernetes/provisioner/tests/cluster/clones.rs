@@ -13,7 +13,7 @@ use volume::{Allocation, Claim, Mode, Owner, Request, Volumes};
 use crate::id_of;
 use crate::node::{Node, until};
 
-fn clone_of(source: &str) -> Value {
+pub fn clone_of(source: &str) -> Value {
     json!({"volumeMode": "Block", "dataSource": {"kind": "PersistentVolumeClaim", "name": source}})
 }
 

@@ -164,6 +164,7 @@ fn main() -> ExitCode {
         scheduling::a_pod_waits_for_its_nodes_capacity,
         scheduling::one_of_two_claims_that_do_not_fit_together_is_served,
         scheduling::a_claim_for_one_pod_makes_a_second_pod_wait,
+        scheduling::pods_with_a_clone_run_on_the_node_of_its_source_only,
         scheduling::topology_is_checked_when_a_user_selects_the_node,
     ];
     // The following cases do not delete their claims and PVs.

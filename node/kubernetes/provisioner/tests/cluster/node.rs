@@ -221,17 +221,23 @@ impl Node {
     /// Creates a pod with this volume, which any node may run. Repeats the request until the namespace has its service
     /// account.
     pub async fn pod(&self, name: &str, volume: &Value) -> Result<Api<Pod>, Failure> {
+        self.pod_with(name, volume, json!({})).await
+    }
+
+    /// As [`Node::pod`], with more fields of its spec.
+    pub async fn pod_with(&self, name: &str, volume: &Value, more: Value) -> Result<Api<Pod>, Failure> {
         let mut volume = volume.clone();
         volume["name"] = "v".into();
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": name},
-            "spec": {
-                "containers": [{"name": "c", "image": "granary.invalid/none"}],
-                "volumes": [volume],
-                // Without a kubelet, no node is ready.
-                "tolerations": [{"operator": "Exists"}],
-            },
-        }))?;
+        let mut spec = json!({
+            "containers": [{"name": "c", "image": "granary.invalid/none"}],
+            "volumes": [volume],
+            // Without a kubelet, no node is ready.
+            "tolerations": [{"operator": "Exists"}],
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec}))?;
         let (pods, params) = (Api::namespaced(self.admin.clone(), &self.namespace), PostParams::default());
         accepted(&format!("pod {name}"), async || pods.create(&params, &pod).await).await?;
         Ok(pods)

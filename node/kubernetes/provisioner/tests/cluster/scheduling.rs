@@ -2,26 +2,41 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, merge, merge_status};
+use cluster::TOPOLOGY_KEY;
+use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, merge, merge_status, remove, start};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::capacity::{DISK, publishes, register};
+use crate::capacity::{DISK, copy, objects, publishes, register};
+use crate::clones::clone_of;
 use crate::id_of;
 use crate::node::{Node, SELECTED_NODE, STOP, until};
 
 /// The scheduler's message about a node whose capacity is too small.
 const NO_SPACE: &str = "did not have enough free storage";
 
+/// The scheduler's message about a node that the pod does not select.
+const NOT_SELECTED: &str = "didn't match Pod's node affinity/selector";
+
+/// The scheduler's message about a node other than the selected one of a claim without a PV.
+const NO_VOLUME: &str = "didn't find available persistent volumes to bind";
+
+fn nodes(node: &Node) -> Api<k8s_openapi::api::core::v1::Node> {
+    Api::all(node.admin.clone())
+}
+
+/// Status of a node that can run pods.
+fn allocatable() -> Value {
+    json!({"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}})
+}
+
 /// A node that can run pods, without a running provisioner.
 async fn schedulable(cluster: &Cluster, namespace: &str) -> Result<Node, Failure> {
     let node = Node::stopped(cluster, namespace, DISK).await?;
     register(&node).await?;
-    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
-    let status = json!({"status": {"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}}});
-    merge_status(&nodes, &node.name, status).await?;
+    merge_status(&nodes(&node), &node.name, json!({"status": allocatable()})).await?;
     Ok(node)
 }
 
@@ -160,12 +175,58 @@ pub(crate) async fn a_claim_for_one_pod_makes_a_second_pod_wait(cluster: Arc<Clu
     node.end().await
 }
 
+/// The scheduler selects another node first: one pod prefers that node, and the other pod selects it.
+pub(crate) async fn pods_with_a_clone_run_on_the_node_of_its_source_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const OTHER: &str = "without-source";
+    let mut node = schedulable(&cluster, "cloned").await?;
+    node.run().await?;
+    let capacity = publishes(&node, &node.class, "100Gi").await?;
+    node.volume("data", json!({"volumeMode": "Block"})).await?;
+    // Without a provisioner, the clones have no PVs, and only the annotation names the node.
+    node.halt().await?;
+    let other = json!({"metadata": {"name": OTHER, "labels": {TOPOLOGY_KEY: OTHER}}, "status": allocatable()});
+    create(&nodes(&node), other).await?;
+    copy(&node, &capacity, OTHER, OTHER).await?;
+    let scheduler = cluster.start_scheduler().await?;
+    let reclaimer = start("reclaimer", node.admin.clone(), reconciler::reclaim).await?;
+
+    let term = json!({"matchExpressions": [{"key": TOPOLOGY_KEY, "operator": "In", "values": [OTHER]}]});
+    let preferred = json!({"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": term}]});
+    node.claim("movable", clone_of("data")).await?;
+    let pods = node.pod_with("movable", &of_claim("movable"), json!({"affinity": {"nodeAffinity": preferred}})).await?;
+    node.claim("fixed", clone_of("data")).await?;
+    node.pod_with("fixed", &of_claim("fixed"), json!({"nodeSelector": {TOPOLOGY_KEY: OTHER}})).await?;
+    let source = format!("the data of claim data is on node {},", node.name);
+    let former = format!("instead of node {OTHER}:");
+    for name in ["movable", "fixed"] {
+        node.event_with(name, "SourceNodeSelected", &[&source, &former]).await?;
+    }
+    node.event_with("fixed", "FailedScheduling", &[NOT_SELECTED, NO_VOLUME]).await?;
+
+    node.run().await?;
+    for name in ["movable", "fixed"] {
+        node.bound(name).await?;
+    }
+    scheduled(&pods, "movable").await?;
+    let chosen = pods.get("movable").await?.spec.and_then(|spec| spec.node_name);
+    assert_eq!(chosen.as_ref(), Some(&node.name));
+    unschedulable(&pods, "fixed", NOT_SELECTED).await?;
+    for name in ["movable", "fixed"] {
+        end_pod(&pods, name).await?;
+    }
+    scheduler.stop(STOP).await?;
+    reclaimer.stop(STOP).await?;
+    remove(&objects(&node), OTHER).await?;
+    remove(&nodes(&node), OTHER).await?;
+    node.end().await
+}
+
 /// The user writes the annotation of the scheduler, which would select by the topology.
 pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     const ZONE: &str = "topology.kubernetes.io/zone";
     let node = Node::start(&cluster, "topology").await?;
     register(&node).await?;
-    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
+    let nodes = nodes(&node);
     let zone = |zone: Value| json!({"metadata": {"labels": {ZONE: zone}}});
     merge(&nodes, &node.name, zone("a".into())).await?;
     let allow =
