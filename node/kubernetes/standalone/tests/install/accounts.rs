@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, create, denied, eventually, forbidden, merge, remove};
+use cluster::snapshot::MANAGED_BY;
+use envtest::{
+    Cluster, Failure, Identity, PATIENCE, Seen, SnapshotApi, create, denied, eventually, forbidden, merge,
+    merge_status, remove,
+};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{
     Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount, TypedLocalObjectReference,
@@ -21,6 +25,8 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const STORAGE: &str = "granary-storage";
 pub const RECLAIMER: &str = "granary-reclaimer";
 const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
+const FOREIGN_CONTENT: &str = "a node serves contents of local.granary.dev with its label";
+const FOREIGN_STATUS: &str = "a node writes the status of contents of local.granary.dev with its label";
 const NO_NODE: &str = "the token is not bound to a pod";
 const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -201,6 +207,49 @@ pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Resu
     forbidden(nodes.list(&kube::api::ListParams::default()).await);
     forbidden(Api::<k8s_openapi::api::core::v1::Secret>::all(one).list(&kube::api::ListParams::default()).await);
     Ok(())
+}
+
+pub async fn a_pod_writes_only_contents_of_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    for node in ["n1", "n2"] {
+        pods.node(node, node).await?;
+    }
+    let api = SnapshotApi::install(&cluster, "default").await?;
+    let content = api.create("before", Some("n1"), json!({"volumeHandle": "pvc-1"}), json!({})).await?;
+    let (name, handle) = (content.name_any(), format!("snapshot-{}", content.uid().unwrap_or_default()));
+    let contents = async |account: &str, node: Option<&str>| {
+        Ok::<_, Failure>(SnapshotApi::of(pods.client(account, node).await?, "default").contents)
+    };
+    let (one, two) = (contents(STORAGE, Some("n1")).await?, contents(STORAGE, Some("n2")).await?);
+    let status = |handle: &str| json!({"status": {"snapshotHandle": handle, "readyToUse": true}});
+    denied(merge_status(&two, &name, status(&handle)).await, FOREIGN_STATUS);
+    denied(merge_status(&one, &name, status("snapshot-of-another")).await, FOREIGN_STATUS);
+    denied(merge_status(&contents(STORAGE, None).await?, &name, status(&handle)).await, NO_NODE);
+    merge_status(&one, &name, status(&handle)).await?;
+    // With its label, the other node could write the status.
+    denied(merge(&two, &name, json!({"metadata": {"labels": {MANAGED_BY: "n2"}}})).await, FOREIGN_CONTENT);
+
+    // The content of a snapshot that a rollback keeps.
+    let kept = |node: &str, handle: &str| {
+        json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {"name": "snapshot-kept", "labels": {MANAGED_BY: node}},
+            "spec": {
+                "driver": "local.granary.dev", "deletionPolicy": "Delete", "source": {"snapshotHandle": handle},
+                "volumeSnapshotRef": {"namespace": "default", "name": "kept"},
+            },
+        })
+    };
+    denied(create(&two, kept("n1", "snapshot-kept")).await, FOREIGN_CONTENT);
+    denied(create(&one, kept("n1", "snapshot-of-another")).await, FOREIGN_CONTENT);
+    create(&one, kept("n1", "snapshot-kept")).await?;
+
+    let reclaimer = contents(RECLAIMER, Some("n1")).await?;
+    reclaimer.get(&name).await?;
+    forbidden(reclaimer.list(&kube::api::ListParams::default()).await);
+    forbidden(merge_status(&reclaimer, &name, status(&handle)).await);
+    remove(&api.contents, "snapshot-kept").await?;
+    api.force("before", &name).await
 }
 
 /// With a Secret reference in a PV, the kubelet of the node could read any Secret.

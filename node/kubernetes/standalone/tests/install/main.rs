@@ -36,6 +36,8 @@ fn main() -> ExitCode {
         volumes::the_own_provisioner_ends_with_its_capacity,
         volumes::a_claim_with_immediate_binding_becomes_a_volume,
         lease::one_replica_of_the_reclaimer_acts,
+        // The cases before this one have no CRDs of snapshots.
+        accounts::a_pod_writes_only_contents_of_its_node,
         objects::nothing_is_left_when_the_objects_are_deleted,
         // This case creates the CRDs of snapshots, which the cluster of the other cases does not have.
         objects::every_object_is_valid_with_any_values,
