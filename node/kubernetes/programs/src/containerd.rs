@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 use crate::cgroup::Cgroup;
 use crate::headroom::NO_SPACE;
 use crate::image_archive::{ArchivedImage, PINNED};
-use crate::program::{Program, ProgramError, Service};
+use crate::program::{Program, ProgramError, Service, Tail};
 use crate::{Config, Paths, cni, image_archive, ready, registries};
 
 const NAMESPACE: &str = "k8s.io";
@@ -144,18 +144,33 @@ impl Import {
         let read = spawn_blocking(move || -> io::Result<Vec<ArchivedImage>> {
             let images = image_archive::images(&path)?;
             // The first boot of a disk starts no program for an archive that it has to import.
-            let is_stored = images.iter().all(|image| root.join(image.manifest()).exists());
+            let is_stored = images.iter().all(|image| root.join(image.blob()).exists());
             Ok(if is_stored { images } else { Vec::new() })
         });
         let Ok(Ok(images)) = read.await else { return false };
-        for part in images.chunks(CHECKED) {
-            let checked = check(&self.paths, part).complete(&self.paths, cx).await;
-            if !checked.is_ok_and(|printed| image_archive::are_listed(part, printed.lines())) {
+        for image in &images {
+            if !matches!(self.has(image, cx).await, Ok(true)) {
                 return false;
             }
         }
         // A cancelled program ends without an error.
         !images.is_empty() && !cx.is_cancelled()
+    }
+
+    async fn has(&self, image: &ArchivedImage, cx: &Context) -> Result<bool, ProgramError> {
+        let listed = match image.manifests() {
+            Some(filter) => {
+                ctr(&self.paths, &["content", "list", "--quiet"], [filter]).complete(&self.paths, cx).await?
+            }
+            None => Tail::default(),
+        };
+        let filters = image.filters(listed.lines());
+        // Without a filter, `ctr` checks all images.
+        if filters.is_empty() {
+            return Ok(false);
+        }
+        let printed = ctr(&self.paths, &["images", "check", "--quiet"], filters).complete(&self.paths, cx).await?;
+        Ok(image.is_listed(printed.lines()))
     }
 
     fn is_done(&self, archive: &Path) -> bool {
@@ -183,36 +198,26 @@ async fn archives(directory: &Path) -> Result<BTreeSet<PathBuf>, ProgramError> {
     listed.map_err(|source| ProgramError::Images { path: directory.to_owned(), source })
 }
 
-/// `ctr` with a command about images.
-fn ctr(paths: &Paths, command: impl IntoIterator<Item = String>) -> Program {
+fn ctr(paths: &Paths, command: &[&str], arguments: impl IntoIterator<Item = String>) -> Program {
     let socket = paths.containerd_socket().display().to_string();
-    let global = ["--address", &socket, "--namespace", NAMESPACE, "images"].map(str::to_owned);
-    Program { name: "ctr", arguments: global.into_iter().chain(command).collect(), ..Program::default() }
-}
-
-/// Images in one call of `ctr`. The node keeps the last lines of its output only.
-const CHECKED: usize = 8;
-
-/// Prints the names of the images that containerd has.
-fn check(paths: &Paths, images: &[ArchivedImage]) -> Program {
-    let options = ["check", "--quiet"].map(str::to_owned);
-    ctr(paths, options.into_iter().chain(images.iter().map(ArchivedImage::filter)))
+    let global = ["--address", &socket, "--namespace", NAMESPACE];
+    let words = global.into_iter().chain(command.iter().copied()).map(str::to_owned);
+    Program { name: "ctr", arguments: words.chain(arguments).collect(), ..Program::default() }
 }
 
 fn import(paths: &Paths, archive: &Path) -> Program {
     let (label, value) = PINNED;
     let command = [
-        "import".to_owned(),
-        "--local".to_owned(),
+        "images",
+        "import",
+        "--local",
         // containerd syncs its metadata, but not the unpacked files. Without this option, a power cut leaves a snapshot
         // with empty files.
-        "--sync-fs".to_owned(),
+        "--sync-fs",
         // The node may be unable to pull the image again, so the garbage collection must not remove it.
-        "--label".to_owned(),
-        format!("{label}={value}"),
-        archive.display().to_string(),
+        "--label",
     ];
-    ctr(paths, command)
+    ctr(paths, &command, [format!("{label}={value}"), archive.display().to_string()])
 }
 
 pub(crate) fn program(config: &Config) -> Program {
@@ -313,7 +318,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::image_archive::tests::{APP, write_layout};
+    use crate::image_archive::tests::{APP, write_docker, write_layout};
     use crate::program::tests::{error_of, start_once};
 
     #[test]
@@ -419,6 +424,52 @@ mod tests {
             }
         };
         timeout(Duration::from_secs(30), done).await.unwrap();
+    }
+
+    /// Regression: each boot imported archives of Docker without `index.json` again.
+    #[tokio::test]
+    async fn an_archive_of_docker_whose_image_containerd_has_is_not_imported() {
+        let scratch = tempfile::tempdir().unwrap();
+        let script = docker_script(&format!("echo {APP}"));
+        let tree = importing(scratch.path(), |archive| store_config(scratch.path(), archive), &script);
+        let done = async {
+            while tree.status().state != State::Done {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), done).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_archive_of_docker_whose_image_is_incomplete_is_imported() {
+        let scratch = tempfile::tempdir().unwrap();
+        let write = |archive: &Path| store_config(scratch.path(), archive);
+        let error = error_of(&importing(scratch.path(), write, &docker_script(":"))).await;
+        assert!(error.contains("imported"), "{error}");
+    }
+
+    /// Without a manifest, `ctr images check` would have no filter, and print all images.
+    #[tokio::test]
+    async fn an_archive_of_docker_without_a_manifest_is_imported() {
+        let scratch = tempfile::tempdir().unwrap();
+        let write = |archive: &Path| store_config(scratch.path(), archive);
+        let script = "case \"$*\" in *' content list '*) ;; *) echo imported >&2; exit 1;; esac\n";
+        let error = error_of(&importing(scratch.path(), write, script)).await;
+        assert!(error.contains("imported"), "{error}");
+    }
+
+    /// Writes an archive of Docker, and its configuration as containerd does.
+    fn store_config(root: &Path, archive: &Path) {
+        let config = root.join("containerd").join(write_docker(archive));
+        std::fs::create_dir_all(config.parent().unwrap()).unwrap();
+        std::fs::write(config, "{}").unwrap();
+    }
+
+    /// `ctr` that has a manifest with the configuration, runs `check` for it, and fails to import an image.
+    fn docker_script(check: &str) -> String {
+        let list = "*' content list --quiet '*) echo sha256:bb";
+        let check = format!("*' images check --quiet '*sha256:bb*) {check}");
+        format!("case \"$*\" in {list};; {check};; *) echo imported >&2; exit 1;; esac\n")
     }
 
     #[tokio::test]

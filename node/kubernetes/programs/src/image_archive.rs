@@ -4,29 +4,53 @@
 //! `ctr images check --quiet` prints an image whose manifest and configuration can be read, whose layers are recorded,
 //! and whose snapshot is recorded. containerd records a snapshot after it has synced the file system with the unpacked
 //! files (`--sync-fs`) and with all blobs that it stored before. It opens no layer: pods use the snapshot.
+//!
+//! An archive of Docker has no manifests. containerd writes one for each image, whose digest depends on the layers that
+//! containerd had before. The digest of the configuration identifies the image: the configuration has the digests of
+//! the uncompressed layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use crate::registries::HUB;
 
 /// Label of images that the garbage collection keeps.
 pub(crate) const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
 
-/// Annotations with the name of an image; the first one has precedence. An import uses the second one only if it is a
-/// full name.
+/// Label of a manifest with the digest of its configuration. An import sets it for the garbage collection.
+const CONFIG: &str = "containerd.io/gc.ref.content.config";
+
+/// Annotations with the name of an image; the first one has precedence.
 const NAME: &str = "io.containerd.image.name";
 const REFERENCE: &str = "org.opencontainers.image.ref.name";
 
-/// Maximum size of an index. An archive with a larger one is always imported.
+/// Maximum size of a list of images and of a configuration. An archive with a larger one is always imported.
 const LONGEST: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArchivedImage {
-    name: String,
-    digest: String,
+    name: Name,
+    digest: Digest,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Name {
+    Full(String),
+    /// Reference that is not a full name. An import adds `import-YYYY-MM-DD:` with its day.
+    Tag(String),
+}
+
+/// Digest of a blob, beginning with `sha256:`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Digest {
+    /// Of the manifest, or of an index of manifests.
+    Manifest(String),
+    Config(String),
 }
 
 #[derive(Deserialize)]
@@ -41,61 +65,165 @@ struct Descriptor {
     annotations: BTreeMap<String, String>,
 }
 
-/// Reads the index of an OCI layout. Returns no images if the archive has another format, or an image without a full
-/// name: containerd names such an image after the day of the import. Waits for the disk.
+/// Image in the list of an archive of Docker.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DockerImage {
+    /// Path in the archive.
+    config: String,
+    repo_tags: Option<Vec<String>>,
+}
+
+/// Reads the list of an OCI layout, or of an archive of Docker that is not an OCI layout, like containerd. Omits images
+/// without any name, which containerd does not store. Returns no images if the node cannot compare all others. Waits
+/// for the disk.
 pub(crate) fn images(archive: &Path) -> io::Result<Vec<ArchivedImage>> {
-    let (mut is_layout, mut index) = (false, Vec::new());
+    let (mut is_layout, mut index, mut list) = (false, Vec::new(), Vec::new());
+    visit(archive, |name, content| {
+        match name {
+            b"oci-layout" => is_layout = true,
+            b"index.json" => index = read(content)?,
+            b"manifest.json" => list = read(content)?,
+            _ => {}
+        }
+        Ok(())
+    })?;
+    if is_layout {
+        return Ok(images_of(&index).unwrap_or_default());
+    }
+    let Ok(list) = serde_json::from_slice::<Vec<DockerImage>>(&list) else { return Ok(Vec::new()) };
+    let files: BTreeSet<&[u8]> = list.iter().map(|image| image.config.as_bytes()).collect();
+    // The names of the files are arbitrary, although most programs use the digests.
+    let mut digests = BTreeMap::new();
+    visit(archive, |name, content| {
+        if files.contains(name) {
+            digests.insert(name.to_owned(), digest_of(&read(content)?));
+        }
+        Ok(())
+    })?;
+    Ok(docker_images(&list, &digests).unwrap_or_default())
+}
+
+/// Passes each entry's name and the first [`LONGEST`] bytes of its content to `each`.
+fn visit(archive: &Path, mut each: impl FnMut(&[u8], &mut dyn Read) -> io::Result<()>) -> io::Result<()> {
     let mut archive = tar::Archive::new(File::open(archive)?);
     // Without `raw`, the crate reads entries with long names into memory, whose size the archive states.
     for entry in archive.entries_with_seek()?.raw(true) {
         let entry = entry?;
         let name = entry.path_bytes().into_owned();
-        match name.strip_prefix(b"./").unwrap_or(&name) {
-            b"oci-layout" => is_layout = true,
-            b"index.json" => {
-                index.clear();
-                entry.take(LONGEST).read_to_end(&mut index)?;
-            }
-            _ => {}
-        }
+        each(name.strip_prefix(b"./").unwrap_or(&name), &mut entry.take(LONGEST))?;
     }
-    Ok(if is_layout { images_of(&index) } else { Vec::new() })
+    Ok(())
 }
 
-fn images_of(index: &[u8]) -> Vec<ArchivedImage> {
-    let Ok(Index { manifests }) = serde_json::from_slice(index) else { return Vec::new() };
-    // The filter contains the text in quotes.
-    let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'));
+fn read(content: &mut dyn Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    content.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn digest_of(content: &[u8]) -> String {
+    format!("sha256:{:x}", Sha256::digest(content))
+}
+
+fn is_digest(text: &str) -> bool {
+    text.strip_prefix("sha256:").is_some_and(|hash| hash.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+}
+
+fn images_of(index: &[u8]) -> Option<Vec<ArchivedImage>> {
+    let Index { manifests } = serde_json::from_slice(index).ok()?;
     let image = |Descriptor { digest, mut annotations }: Descriptor| {
-        let name = annotations.remove(NAME).filter(|name| !name.is_empty());
-        let reference = annotations.remove(REFERENCE).filter(|name| name.contains(['/', ':', '@']));
-        let name = name.or(reference)?;
-        let hash = digest.strip_prefix("sha256:")?;
-        let is_hash = hash.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        (is_plain(&name) && is_hash).then_some(ArchivedImage { name, digest })
+        let mut text = |key: &str| annotations.remove(key).filter(|text| !text.is_empty());
+        let name = match (text(NAME), text(REFERENCE)) {
+            (Some(name), _) => Name::Full(name),
+            (None, Some(reference)) if reference.contains(['/', ':', '@']) => Name::Full(reference),
+            (None, Some(tag)) => Name::Tag(tag),
+            (None, None) => return None,
+        };
+        Some(ArchivedImage::new(name, Digest::Manifest(digest)))
     };
-    manifests.into_iter().map(image).collect::<Option<_>>().unwrap_or_default()
+    manifests.into_iter().filter_map(image).collect()
+}
+
+fn docker_images(list: &[DockerImage], digests: &BTreeMap<Vec<u8>, String>) -> Option<Vec<ArchivedImage>> {
+    let mut images = Vec::new();
+    for DockerImage { config, repo_tags } in list {
+        let digest = digests.get(config.as_bytes())?;
+        for tag in repo_tags.iter().flatten() {
+            images.push(ArchivedImage::new(Name::Full(normalized(tag)), Digest::Config(digest.clone()))?);
+        }
+    }
+    Some(images)
+}
+
+/// Full name of an image of Docker, like `ParseDockerRef` of Go's module `distribution/reference`. An import rejects
+/// invalid names.
+fn normalized(name: &str) -> String {
+    let is_domain =
+        |text: &str| text == "localhost" || text.bytes().any(|byte| matches!(byte, b'.' | b':' | b'A'..=b'Z'));
+    let (domain, path) = match name.split_once('/') {
+        Some(("index.docker.io", path)) => (HUB, path),
+        Some((domain, path)) if is_domain(domain) => (domain, path),
+        _ => (HUB, name),
+    };
+    let library = if domain == HUB && !path.contains('/') { "library/" } else { "" };
+    let tag = if path.contains(':') { "" } else { ":latest" };
+    format!("{domain}/{library}{path}{tag}")
 }
 
 impl ArchivedImage {
-    /// Path of the manifest in containerd's directory. Without this file, containerd does not have the image.
-    pub(crate) fn manifest(&self) -> PathBuf {
-        Path::new("io.containerd.content.v1.content/blobs").join(self.digest.replace(':', "/"))
+    /// `None` if the filters of containerd cannot contain these texts.
+    fn new(name: Name, digest: Digest) -> Option<Self> {
+        let is_plain = match &name {
+            // In quotes.
+            Name::Full(name) => name.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\')),
+            // In a regular expression.
+            Name::Tag(tag) => tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)),
+        };
+        let (Digest::Manifest(text) | Digest::Config(text)) = &digest;
+        (is_plain && is_digest(text)).then_some(Self { name, digest })
     }
 
-    /// Filter of containerd for the pinned image.
-    pub(crate) fn filter(&self) -> String {
-        let (Self { name, digest }, (label, value)) = (self, PINNED);
-        format!(r#"name=="{name}",target.digest=="{digest}",labels."{label}"=="{value}""#)
+    /// Path of the manifest or configuration in containerd's directory. Without this file, containerd does not have the
+    /// image.
+    pub(crate) fn blob(&self) -> PathBuf {
+        let (Digest::Manifest(digest) | Digest::Config(digest)) = &self.digest;
+        Path::new("io.containerd.content.v1.content/blobs").join(digest.replace(':', "/"))
     }
-}
 
-/// Whether `ctr images check --quiet` with the filters of these images printed all of them. An archive with two images
-/// of one name is imported again.
-pub(crate) fn are_listed<'a>(images: &[ArchivedImage], lines: impl Iterator<Item = &'a str>) -> bool {
-    let listed: BTreeSet<&str> = lines.collect();
-    let names: BTreeSet<&str> = images.iter().map(|image| image.name.as_str()).collect();
-    names.len() == images.len() && names.is_subset(&listed)
+    /// Filter of containerd for the manifests with the configuration. `None` if the digest of the manifest is given.
+    pub(crate) fn manifests(&self) -> Option<String> {
+        match &self.digest {
+            Digest::Manifest(_) => None,
+            Digest::Config(digest) => Some(format!(r#"labels."{CONFIG}"=="{digest}""#)),
+        }
+    }
+
+    /// Filters of containerd for the pinned image. `listed` has the lines of `ctr content list --quiet` with the filter
+    /// [`Self::manifests`]. Empty if containerd does not have the image.
+    pub(crate) fn filters<'a>(&self, listed: impl Iterator<Item = &'a str>) -> Vec<String> {
+        let (label, value) = PINNED;
+        let name = match &self.name {
+            Name::Full(name) => format!(r#"name=="{name}""#),
+            Name::Tag(tag) => format!(r#"name~="^import-[0-9-]+:{}$""#, tag.replace('.', "[.]")),
+        };
+        let filter = |manifest: &str| format!(r#"{name},target.digest=="{manifest}",labels."{label}"=="{value}""#);
+        match &self.digest {
+            Digest::Manifest(digest) => vec![filter(digest)],
+            Digest::Config(_) => listed.filter(|line| is_digest(line)).map(filter).collect(),
+        }
+    }
+
+    /// Whether `ctr images check --quiet` with the filters of this image printed it.
+    pub(crate) fn is_listed<'a>(&self, mut lines: impl Iterator<Item = &'a str>) -> bool {
+        lines.any(|line| match &self.name {
+            Name::Full(name) => line == name,
+            Name::Tag(tag) => {
+                let reference = line.strip_prefix("import-").and_then(|rest| rest.split_once(':'));
+                reference.is_some_and(|(_, found)| found == tag)
+            }
+        })
+    }
 }
 
 #[cfg(test)]
@@ -112,7 +240,15 @@ pub(crate) mod tests {
     }
 
     fn app() -> ArchivedImage {
-        ArchivedImage { name: APP.into(), digest: "sha256:aa".into() }
+        ArchivedImage { name: Name::Full(APP.into()), digest: Digest::Manifest("sha256:aa".into()) }
+    }
+
+    fn tagged(tag: &str) -> ArchivedImage {
+        ArchivedImage { name: Name::Tag(tag.into()), ..app() }
+    }
+
+    fn of_docker(name: &str, config: &[u8]) -> ArchivedImage {
+        ArchivedImage { name: Name::Full(name.into()), digest: Digest::Config(digest_of(config)) }
     }
 
     /// Writes an archive with these files.
@@ -134,13 +270,80 @@ pub(crate) mod tests {
         write(path, &[("blobs/sha256/aa", blob), ("index.json", index.as_slice()), ("oci-layout", blob)]);
     }
 
+    /// Writes an archive of Docker with the image [`APP`]. Returns the path of its configuration in containerd's
+    /// directory.
+    pub(crate) fn write_docker(path: &Path) -> PathBuf {
+        let list = json!([{"Config": "config.json", "RepoTags": [APP], "Layers": []}]).to_string();
+        write(path, &[("config.json", b"{}".as_slice()), ("manifest.json", list.as_bytes())]);
+        of_docker(APP, b"{}").blob()
+    }
+
     #[test]
-    fn only_an_oci_layout_has_known_images() {
+    fn an_archive_of_docker_has_the_names_of_its_import_and_the_digests_of_its_configurations() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("app.tar");
+        let list = json!([
+            {"Config": "blobs/sha256/aa", "RepoTags": ["app:1", "other"], "Layers": []},
+            {"Config": "bb.json", "RepoTags": [APP]},
+            {"Config": "bb.json", "RepoTags": null},
+        ]);
+        let list = list.to_string();
+        let [one, two] = [b"one", b"two"].map(<[u8; 3]>::as_slice);
+        write(&path, &[("manifest.json", list.as_bytes()), ("blobs/sha256/aa", one), ("bb.json", two)]);
+        let expected = [
+            of_docker("docker.io/library/app:1", one),
+            of_docker("docker.io/library/other:latest", one),
+            of_docker(APP, two),
+        ];
+        assert_eq!(images(&path).unwrap(), expected);
+        write(&path, &[("manifest.json", list.as_bytes()), ("blobs/sha256/aa", one)]);
+        assert_eq!(images(&path).unwrap(), [], "a missing configuration");
+        let index = index(&json!({NAME: APP}));
+        let layout = ("oci-layout", b"{}".as_slice());
+        write(&path, &[layout, ("index.json", index.as_slice()), ("manifest.json", list.as_bytes())]);
+        assert_eq!(images(&path).unwrap(), [app()], "Docker 25 writes both lists, and containerd reads the index");
+    }
+
+    #[test]
+    fn a_name_of_docker_is_completed_as_the_import_does() {
+        for (name, full) in [
+            ("app", "docker.io/library/app:latest"),
+            ("app:1", "docker.io/library/app:1"),
+            ("team/app", "docker.io/team/app:latest"),
+            ("docker.io/app:1", "docker.io/library/app:1"),
+            ("index.docker.io/team/app:1", "docker.io/team/app:1"),
+            ("localhost/app:1", "localhost/app:1"),
+            ("localhost:5000/app", "localhost:5000/app:latest"),
+            ("Registry/app:1", "Registry/app:1"),
+            ("registry.example/team/app:1", "registry.example/team/app:1"),
+        ] {
+            assert_eq!(normalized(name), full);
+        }
+    }
+
+    #[test]
+    fn the_manifests_of_an_archive_of_docker_are_searched_by_the_configuration() {
+        let image = of_docker(APP, b"{}");
+        let digest = digest_of(b"{}");
+        assert_eq!(digest, "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a");
+        assert_eq!(image.manifests().unwrap(), format!(r#"labels."containerd.io/gc.ref.content.config"=="{digest}""#));
+        let filters = image.filters(["sha256:bb", "a warning", "sha256:cc"].into_iter());
+        let filter = |hash: &str| {
+            let target = format!(r#"name=="{APP}",target.digest=="sha256:{hash}""#);
+            format!(r#"{target},labels."io.cri-containerd.pinned"=="pinned""#)
+        };
+        assert_eq!(filters, [filter("bb"), filter("cc")]);
+        assert!(image.filters(std::iter::empty()).is_empty());
+        assert_eq!(app().manifests(), None);
+    }
+
+    #[test]
+    fn other_archives_have_no_known_images() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("app.tar");
         write_layout(&path);
         assert_eq!(images(&path).unwrap(), [app()]);
-        write(&path, &[("manifest.json", b"[]".as_slice())]);
+        write(&path, &[("manifest.json", b"{".as_slice())]);
         assert_eq!(images(&path).unwrap(), []);
         write(&path, &[("index.json", index(&json!({NAME: APP})).as_slice())]);
         assert_eq!(images(&path).unwrap(), []);
@@ -165,25 +368,29 @@ pub(crate) mod tests {
 
     #[test]
     fn an_image_has_the_name_that_the_import_uses() {
-        assert_eq!(images_of(&index(&json!({NAME: APP, REFERENCE: "1"}))), [app()]);
-        assert_eq!(images_of(&index(&json!({REFERENCE: APP}))), [app()]);
-        for unknown in [json!({REFERENCE: "1"}), json!({}), json!({NAME: "a\",b"})] {
-            assert_eq!(images_of(&index(&unknown)), [], "{unknown}");
+        assert_eq!(images_of(&index(&json!({NAME: APP, REFERENCE: "1"}))).unwrap(), [app()]);
+        assert_eq!(images_of(&index(&json!({REFERENCE: APP}))).unwrap(), [app()]);
+        assert_eq!(images_of(&index(&json!({REFERENCE: "1.0"}))).unwrap(), [tagged("1.0")]);
+        assert_eq!(images_of(&index(&json!({}))).unwrap(), [], "containerd does not store it");
+        for unknown in [json!({REFERENCE: "1*"}), json!({NAME: "a\",b"})] {
+            assert_eq!(images_of(&index(&unknown)), None, "{unknown}");
         }
-        assert_eq!(images_of(b"{"), []);
+        assert_eq!(images_of(b"{"), None);
     }
 
     #[test]
-    fn an_archive_is_present_if_all_its_images_are() {
-        let other = ArchivedImage { name: "other:1".into(), ..app() };
-        assert!(are_listed(&[app(), other.clone()], ["other:1", APP].into_iter()));
-        assert!(!are_listed(&[app(), other], [APP].into_iter()));
-        assert!(!are_listed(&[app(), app()], [APP].into_iter()), "the digests may differ");
+    fn an_image_is_listed_under_its_name_or_the_day_of_an_import() {
+        assert!(app().is_listed(["a warning", APP].into_iter()));
+        assert!(!app().is_listed(["other:1"].into_iter()));
+        assert!(tagged("1.0").is_listed(["import-2026-01-31:1.0"].into_iter()));
+        assert!(!tagged("1.0").is_listed(["import-2026-01-31:2", "1.0"].into_iter()));
     }
 
     #[test]
     fn a_filter_selects_the_pinned_image_with_the_digest() {
-        let image = r#"name=="registry.example/app:1",target.digest=="sha256:aa""#;
-        assert_eq!(app().filter(), format!(r#"{image},labels."io.cri-containerd.pinned"=="pinned""#));
+        let rest = r#"target.digest=="sha256:aa",labels."io.cri-containerd.pinned"=="pinned""#;
+        let filters = |image: &ArchivedImage| image.filters(std::iter::empty());
+        assert_eq!(filters(&app()), [format!(r#"name=="registry.example/app:1",{rest}"#)]);
+        assert_eq!(filters(&tagged("1.0")), [format!(r#"name~="^import-[0-9-]+:1[.]0$",{rest}"#)]);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Paths;
 
-const HUB: &str = "docker.io";
+pub(crate) const HUB: &str = "docker.io";
 
 /// Paths and contents of files, which may contain credentials.
 type Files = Vec<(PathBuf, String)>;
