@@ -17,7 +17,9 @@ const OFF: &str = "reboot: Power down";
 /// Size of a new data disk, in bytes.
 const NEW_SIZE: u64 = 8 << 30;
 
-/// Name of the image in the archive of the first run, which has the format of Docker.
+/// Console line of a node that imports an archive of images.
+const IMPORTED: &str = "image imported";
+/// Name of the image in the archive of both runs, which has the format of Docker.
 const IMAGE: &str = "example.invalid/from-a-file:1";
 
 const NODE_PORT: u16 = 30443;
@@ -56,14 +58,16 @@ fn a_second_run_still_has_the_data_of_the_first() {
     let file = directory.path().join("data.img");
     let data = format!("--data={}", file.display());
 
-    let first = first_run(&data);
+    let archive = env::var("GRANARY_ARCHIVE").expect("the test is run by its Bazel target");
+    let archive = format!("--image={archive}");
+    let first = first_run(&data, &archive);
     is_sparse(&file);
 
     let port = free_port();
     let chosen = format!("--port={port}");
     let forwarded = free_port();
     let forward = format!("--forward={forwarded}:{NODE_PORT}");
-    let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--nodes=2", &chosen, &forward]);
+    let mut launched = Launched::start_whole(Kind::Terminal, &[&data, &archive, "--nodes=2", &chosen, &forward]);
     counted(2, 2);
     launched.wait_for("The nodes run. Ctrl-C shuts them down.");
     let text = launched.text().to_owned();
@@ -101,6 +105,7 @@ fn a_second_run_still_has_the_data_of_the_first() {
     for console in [ended.console(), ended.worker_console()] {
         assert!(console.contains(OFF), "{console}");
     }
+    assert!(!ended.console().contains(IMPORTED), "the first run has imported all archives: {}", ended.console());
 }
 
 struct FirstClaim {
@@ -108,10 +113,8 @@ struct FirstClaim {
     note: String,
 }
 
-fn first_run(data: &str) -> [FirstClaim; 2] {
-    let archive = env::var("GRANARY_ARCHIVE").expect("the test is run by its Bazel target");
-    let archive = format!("--image={archive}");
-    let mut launched = Launched::start_whole(Kind::Pipe, &[data, &archive, "--exit-after-demo"]);
+fn first_run(data: &str, archive: &str) -> [FirstClaim; 2] {
+    let mut launched = Launched::start_whole(Kind::Pipe, &[data, archive, "--exit-after-demo"]);
     counted(1, 1);
     launched.wait_for("s  the node is Ready\n");
     let ended = launched.end();
@@ -120,7 +123,9 @@ fn first_run(data: &str) -> [FirstClaim; 2] {
     for step in ["claims demo/notes and demo/disk exist", "pod demo/writer has filled demo/notes"] {
         assert!(text.contains(step), "no {step:?} in {text}");
     }
-    assert!(ended.console().contains(OFF), "{}", ended.console());
+    for line in [OFF, IMPORTED] {
+        assert!(ended.console().contains(line), "{}", ended.console());
+    }
     assert!(text.ends_with("Shutting the node down. Ctrl-C cuts its power.\nThe node is down.\n"), "{text}");
     assert!(!text.contains("kubeconfig  "), "{text}");
 
