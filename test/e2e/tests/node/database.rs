@@ -19,6 +19,7 @@ pub const IMAGE: &str = "redis:7.0";
 /// Name of the StatefulSet, of the Service, and of the Secret with the database's password.
 const NAME: &str = "database";
 pub const POD: &str = "database-0";
+pub const CONTAINER: &str = "redis";
 const CLAIM: &str = "data-database-0";
 const SIZE: u64 = 128 << 20;
 /// Name of the added template, and of its claim for the pod.

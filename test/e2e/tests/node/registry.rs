@@ -20,9 +20,9 @@ use crate::status::{self, LOG};
 
 /// Repository and tag of a second image besides that of the database.
 const IMAGE: &str = "tenant/workload:1";
+/// Repository and tag of an image of 27 MB, more than the test leaves free.
+const LARGE: &str = "tenant/large:1";
 const WRONG: &str = "another-password";
-/// Upper limit of the unpacked image of the database. The test leaves less free space than the image needs.
-const MOST_OF_THE_IMAGE: u64 = 12 << 20;
 /// Address of the same registry for which the node has no CA.
 const UNKNOWN_CA: &str = "10.0.2.2:5001";
 /// Registry that is not in the node's configuration. A file on the data disk adds it while the node runs.
@@ -36,8 +36,8 @@ const ABSENT: &str = "10.0.2.2:1";
 const POD: &str = "pulls";
 
 /// The part uses two pods, one of which is deleted and created again. The other pod has several containers, because a
-/// pod takes longer than a pull. The test deletes the StatefulSet long before it fills the part of the disk. The
-/// kubelet removes a container up to a minute after its pod, and the image is in use until then.
+/// pod takes longer than a pull. The kubelet publishes 25 events of a pod. The pod with several containers has more, so
+/// the case of an image that does not fit uses the second pod of the database.
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let _registry = part.must_show("the_registry_starts", Registry::start()).await?;
@@ -45,10 +45,14 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     part.must_show("a_pod_with_images_of_several_registries_is_created", start(case)).await?;
     // The cases run in the order of the containers, because each look at the events takes CPU time from the pods.
     let pulls = async {
-        part.shows("a_wrong_password_is_an_event", fails(case, REGISTRY, "401 Unauthorized")).await;
-        let unknown_ca = fails(case, UNKNOWN_CA, "x509: certificate signed by unknown");
+        let failed = |registry: &'static str, reason: &'static str| {
+            let image = format!("{registry}/{IMAGE}");
+            fails(case, POD, image, reason)
+        };
+        part.shows("a_wrong_password_is_an_event", failed(REGISTRY, "401 Unauthorized")).await;
+        let unknown_ca = failed(UNKNOWN_CA, "x509: certificate signed by unknown");
         part.shows("an_unknown_ca_is_an_event", unknown_ca).await;
-        part.shows("a_missing_registry_is_an_event", fails(case, ABSENT, "connection refused")).await;
+        part.shows("a_missing_registry_is_an_event", failed(ABSENT, "connection refused")).await;
         part.shows("a_pod_pulls_as_the_user_of_the_node", pulled(case, "user")).await;
         part.shows("a_pod_pulls_through_a_mirror", pulled(case, "mirror")).await;
         part.shows("a_pod_pulls_with_the_ca_of_all_registries", pulled(case, "second")).await;
@@ -57,13 +61,13 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     };
     tokio::join!(database::cases(&part), pulls);
     part.shows("no_password_is_in_the_log_an_event_or_on_the_status_page", hides_passwords(case)).await;
-    part.must_show("a_deleted_stateful_set_ends_with_its_pod", database::delete(case)).await?;
 
     // On the full part, no other pod could start.
     part.alone().await;
     let full = async {
-        part.must_show("an_unused_image_is_removed_when_its_part_is_full", is_removed(case)).await?;
         part.must_show("an_image_that_does_not_fit_is_reported", does_not_fit(case)).await?;
+        part.must_show("a_deleted_stateful_set_ends_with_its_pod", database::delete(case)).await?;
+        part.must_show("an_unused_image_is_removed_when_its_part_is_full", is_removed(case)).await?;
         part.must_show("a_pod_ends_when_its_part_is_full", case.remove(POD)).await
     };
     let shown = full.await;
@@ -88,6 +92,7 @@ impl Registry {
             let mut child = Command::new(file("GRANARY_REGISTRY"))
                 .args([USER, PASSWORD])
                 .args([image(IMAGE, "GRANARY_WORKLOAD"), image(database::IMAGE, "GRANARY_DATABASE")])
+                .arg(image(LARGE, "GRANARY_LARGE"))
                 // The guest reaches these addresses through its gateway, 10.0.2.2.
                 .args(["127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5002"].map(first))
                 .args([with_tls("127.0.0.1:5003", "GRANARY_SECOND"), OsString::from("127.0.0.1:5004")])
@@ -158,13 +163,13 @@ async fn add(case: &Case, registry: &str, hosts: &str) -> Result<(), Failure> {
 /// Adds a registry, and changes the image of the container whose password is wrong. The container then runs.
 async fn is_added(case: &Case) -> Result<(), Failure> {
     add(case, ADDED, &format!("[host.\"https://{REGISTRY}\"]\nskip_verify = true\n")).await?;
-    set_image(case, "workload", &format!("{ADDED}/{IMAGE}")).await?;
+    set_image(case, POD, "workload", &format!("{ADDED}/{IMAGE}")).await?;
     pulled(case, "workload").await
 }
 
-async fn set_image(case: &Case, container: &str, image: &str) -> Result<(), Failure> {
+async fn set_image(case: &Case, pod: &str, container: &str, image: &str) -> Result<(), Failure> {
     let patch = json!({"spec": {"containers": [{"name": container, "image": image}]}});
-    let patched = case.api::<PodObject>().patch(POD, &PatchParams::default(), &Patch::Strategic(patch)).await;
+    let patched = case.api::<PodObject>().patch(pod, &PatchParams::default(), &Patch::Strategic(patch)).await;
     patched.map(drop).map_err(Failure::api("change the image of a container"))
 }
 
@@ -186,52 +191,41 @@ async fn states(case: &Case) -> Result<Vec<(String, ContainerState)>, Failure> {
     Ok(containers.into_iter().map(|container| (container.name, container.state.unwrap_or_default())).collect())
 }
 
-async fn fails(case: &Case, registry: &str, reason: &str) -> Result<(), Failure> {
-    let pull = format!("Failed to pull image \"{registry}/{IMAGE}\"");
-    eventually(PATIENCE, &format!("an event of {POD} with {pull} and {reason}"), async || {
-        let events = case.events(POD).await?;
+/// Waits for the event of a pull that fails for this reason.
+async fn fails(case: &Case, pod: &str, image: String, reason: &str) -> Result<(), Failure> {
+    let pull = format!("Failed to pull image \"{image}\"");
+    eventually(PATIENCE, &format!("an event of {pod} with {pull} and {reason}"), async || {
+        let events = case.events(pod).await?;
         let found = events.iter().any(|event| event.contains(&pull) && event.contains(reason));
         Ok(if found { Seen::Done(()) } else { Seen::NotYet(events.join("; ")) })
     })
     .await
 }
 
-/// Waits until the kubelet has removed the image of the database, which requires the removal of its container. The
-/// other image is in use. A file in the writable layer of the observer fills the part of the disk.
+/// Waits on the full part until the node has removed the image of the database. The kubelet removes a container up to a
+/// minute after its pod, and the image is in use until then. The other image is in use.
 async fn is_removed(case: &Case) -> Result<(), Failure> {
-    assert_eq!(case.observer().fill("/", true).await?.errno, "ENOSPC");
     eventually(PATIENCE, "the removal of an image", async || {
         let removed = status::number(case, "granary_images_removed_total").await?;
         Ok(if removed == Some(1) { Seen::Done(()) } else { Seen::NotYet(format!("{removed:?}")) })
     })
-    .await
+    .await?;
+    // The next case needs a full part.
+    assert_eq!(case.observer().fill("/", true).await?.errno, "ENOSPC");
+    Ok(())
 }
 
-/// Uses an existing pod, because the sandbox of a new pod would not fit either.
+/// Changes the image of the database's pod, because the sandbox of a new pod would not fit either. A file in the
+/// writable layer of the observer fills the part of the disk.
 async fn does_not_fit(case: &Case) -> Result<(), Failure> {
-    let observer = case.observer();
-    // XFS frees the blocks of the removed image in the background. The image would fit into these blocks, so the test
-    // waits for them and fills them.
-    eventually(PATIENCE, "the space of the removed image", async || {
-        let free = observer.inspect("/").await?.space.free;
-        Ok(if free >= MOST_OF_THE_IMAGE { Seen::Done(()) } else { Seen::NotYet(format!("{free} bytes are free")) })
-    })
-    .await?;
-    assert_eq!(observer.fill("/", true).await?.errno, "ENOSPC");
-    let image = format!("{NODES_REGISTRY}/{}", database::IMAGE);
-    set_image(case, "unknown", &image).await?;
-    // This pod may have had as many events as the kubelet publishes. The pod's status also contains the last error.
-    eventually(PATIENCE, &format!("an event or the status of {POD} with the reason"), async || {
-        let mut texts = case.events(POD).await?;
-        texts.extend(states(case).await?.into_iter().filter_map(|(_, state)| state.waiting?.message));
-        if texts.iter().any(|text| text.contains(&image) && text.contains("no space left on device")) {
-            return Ok(Seen::Done(()));
-        }
-        // The kubelet publishes the error of a pull when it synchronizes the pod again, otherwise after 10 to 15 s.
-        case.touch(POD).await?;
-        Ok(Seen::NotYet(texts.join("; ")))
-    })
-    .await
+    let [absent, large] = [ABSENT, NODES_REGISTRY].map(|registry| format!("{registry}/{LARGE}"));
+    // The kubelet ends the container before it pulls the other image. Until then, the part has space for the state of
+    // the container.
+    set_image(case, database::POD, database::CONTAINER, &absent).await?;
+    fails(case, database::POD, absent, "connection refused").await?;
+    assert_eq!(case.observer().fill("/", true).await?.errno, "ENOSPC");
+    set_image(case, database::POD, database::CONTAINER, &large).await?;
+    fails(case, database::POD, large, "no space left on device").await
 }
 
 async fn has_space(observer: &Server) -> Result<(), Failure> {
