@@ -7,6 +7,7 @@ use futures::FutureExt as _;
 use ktest_runner::report::{Status, Test};
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,13 +19,15 @@ pub struct Stopped;
 #[derive(Clone, Debug)]
 pub struct Part {
     pub case: Case,
+    /// File with the output of the node's console.
+    pub console: PathBuf,
     outcomes: Outcomes,
     turn: Turn,
 }
 
 impl Part {
-    pub(crate) fn new(case: Case, outcomes: Outcomes, turn: Turn) -> Self {
-        Self { case, outcomes, turn }
+    pub(crate) fn new(case: Case, console: PathBuf, outcomes: Outcomes, turn: Turn) -> Self {
+        Self { case, console, outcomes, turn }
     }
 
     /// Waits until every other part has ended or also waits here. From then on, this part runs by itself. A part starts

@@ -11,7 +11,7 @@ use kube::Client;
 use launch::{Node, SHUTDOWN_LIMIT};
 use std::env;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -193,7 +193,8 @@ async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<Str
         // Names of cluster objects contain the namespace. With the part's name, some would be too long.
         let namespace = format!("part-{}", namespaces.len());
         namespaces.push(namespace.clone());
-        running.spawn(attempt(node.client(), namespace, part, outcomes.clone(), turn));
+        let console = node.console().to_owned();
+        running.spawn(attempt(node.client(), namespace, part, console, outcomes.clone(), turn));
     }
     loop {
         tokio::select! {
@@ -211,11 +212,18 @@ async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<Str
 }
 
 /// Runs one part. Its turn ends with this call.
-async fn attempt(client: Client, namespace: String, planned: Planned, outcomes: Outcomes, turn: Turn) {
+async fn attempt(
+    client: Client,
+    namespace: String,
+    planned: Planned,
+    console: PathBuf,
+    outcomes: Outcomes,
+    turn: Turn,
+) {
     let start = Instant::now();
     match Case::begin(client.clone(), namespace.clone()).await {
         Ok(case) => {
-            if (planned.body)(Part::new(case, outcomes, turn.clone())).await == Err(Stopped) {
+            if (planned.body)(Part::new(case, console, outcomes, turn.clone())).await == Err(Stopped) {
                 println!("the rest of part {} is left out", planned.name);
             }
         }

@@ -2,7 +2,9 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use e2e::{
@@ -16,7 +18,7 @@ use serde_json::json;
 use tokio::task::spawn_blocking;
 
 use crate::database;
-use crate::status::{self, LOG};
+use crate::status::{self, AUDIT_LOG, LOG};
 
 /// Repository and tag of a second image besides that of the database.
 const IMAGE: &str = "tenant/workload:1";
@@ -60,7 +62,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("a_registry_is_added_without_a_restart", is_added(case)).await;
     };
     tokio::join!(database::cases(&part), pulls);
-    part.shows("no_password_is_in_the_log_an_event_or_on_the_status_page", hides_passwords(case)).await;
+    part.shows("no_password_is_in_the_log_an_event_or_on_the_status_page", hides_passwords(case, &part.console)).await;
 
     // On the full part, no other pod could start.
     part.alone().await;
@@ -232,7 +234,7 @@ async fn has_space(observer: &Server) -> Result<(), Failure> {
     observer.fill("/", false).await.map(drop)
 }
 
-async fn hides_passwords(case: &Case) -> Result<(), Failure> {
+async fn hides_passwords(case: &Case, console: &Path) -> Result<(), Failure> {
     let pages = ["statusz", "statusz.json", "metrics"].map(|page| format!("/api/v1/nodes/granary:7839/proxy/{page}"));
     let list = case.get(LOG).await?;
     let files: Vec<String> =
@@ -244,6 +246,18 @@ async fn hides_passwords(case: &Case) -> Result<(), Failure> {
         let text = case.get(path).await?;
         assert!(!text.is_empty() && !has_a_password(&text), "{path} has a password");
     }
+    let list = case.get(AUDIT_LOG).await?;
+    let files: Vec<&str> = list.split('"').filter(|name| name.ends_with(".log")).collect();
+    assert!(files.contains(&"audit.log"), "{list}");
+    for name in files {
+        let text = case.get(&format!("{AUDIT_LOG}{name}")).await?;
+        // The test itself sends the password of the database to the observer, in a URI.
+        let mut others = text.lines().filter(|line| !line.contains("/namespaces/observer/pods/observer:"));
+        assert_eq!(others.find(|line| has_a_password(line)), None, "{name} has a password");
+    }
+    let console = fs::read(console).expect("the console");
+    let console = String::from_utf8_lossy(&console);
+    assert!(!console.is_empty() && !has_a_password(&console), "the console has a password: {console}");
     for pod in [POD, database::POD] {
         let events = case.events(pod).await?.join("; ");
         assert!(!events.is_empty() && !has_a_password(&events), "{events}");

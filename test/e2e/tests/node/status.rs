@@ -9,6 +9,7 @@ use crate::volumes::DIRECTORY;
 
 const PORT: &str = "/api/v1/nodes/granary:7839/proxy";
 pub const LOG: &str = "/api/v1/nodes/granary/proxy/logs/node/";
+pub const AUDIT_LOG: &str = "/api/v1/nodes/granary/proxy/logs/audit/";
 /// Documentation of the metrics. Other tests compare it with each part of the program; this test compares it with the
 /// whole node.
 const METRICS: &str = include_str!("../../../../docs/metrics.md");
