@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, remove, until};
-use k8s_openapi::api::batch::v1::CronJob;
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, merge, merge_status, remove, until};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -15,6 +16,7 @@ pub fn cases(suite: Suite) -> Suite {
         .case("the_controllers_bind_a_claim_to_a_volume", the_controllers_bind_a_claim_to_a_volume)
         .case("a_claim_of_a_missing_class_gets_an_event", a_claim_of_a_missing_class_gets_an_event)
         .case("a_cron_job_names_a_time_zone", a_cron_job_names_a_time_zone)
+        .case("a_cron_job_runs_at_the_time_of_its_zone", a_cron_job_runs_at_the_time_of_its_zone)
 }
 
 fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
@@ -69,26 +71,51 @@ async fn a_claim_of_a_missing_class_gets_an_event(cluster: Arc<Cluster>) -> Resu
     remove(&claims, "missing").await
 }
 
+/// A suspended CronJob with the name `nightly`. Its Jobs are suspended too, so that they have no pods.
+fn cron_job(schedule: &str, zone: &str) -> Result<CronJob, serde_json::Error> {
+    let pod = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "granary.invalid/none"}]});
+    serde_json::from_value(json!({
+        "metadata": {"name": "nightly"},
+        "spec": {
+            "schedule": schedule, "timeZone": zone, "suspend": true,
+            "jobTemplate": {"spec": {"suspend": true, "template": {"spec": pod}}},
+        },
+    }))
+}
+
 /// If the machine has files of the time zones, this test does not show whether the program has its own: see
 /// `contents_test` of the image.
 async fn a_cron_job_names_a_time_zone(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let jobs = Api::<CronJob>::default_namespaced(cluster.admin());
+    let cron_jobs = Api::<CronJob>::default_namespaced(cluster.admin());
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    let in_zone = |zone: &str| {
-        let pod = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "granary.invalid/none"}]});
-        let job = json!({
-            "metadata": {"name": "nightly"},
-            "spec": {
-                "schedule": "0 3 * * *", "timeZone": zone,
-                "jobTemplate": {"spec": {"template": {"spec": pod}}},
-            },
-        });
-        serde_json::from_value(job)
-    };
-    let created = jobs.create(&dry, &in_zone("Europe/Berlin")?).await?;
+    let created = cron_jobs.create(&dry, &cron_job("0 3 * * *", "Europe/Berlin")?).await?;
     assert_eq!(created.spec.time_zone.as_deref(), Some("Europe/Berlin"));
-    let rejected = jobs.create(&dry, &in_zone("Europe/Nowhere")?).await;
+    let rejected = cron_jobs.create(&dry, &cron_job("0 3 * * *", "Europe/Nowhere")?).await;
     let unknown = matches!(&rejected, Err(kube::Error::Api(status)) if status.message.contains("unknown time zone"));
     assert!(unknown, "{rejected:?}");
     Ok(())
+}
+
+/// The controller creates the Job of a time that has passed since `lastScheduleTime`, so that the test need not wait
+/// for the next minute. In UTC, the time of this schedule is 5.5 hours later.
+async fn a_cron_job_runs_at_the_time_of_its_zone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let cron_jobs = Api::<CronJob>::default_namespaced(cluster.admin());
+    let jobs = Api::<Job>::default_namespaced(cluster.admin());
+    let due_minute = Timestamp::now().as_second() / 60 - 1;
+    let local_minute = (due_minute + 5 * 60 + 30) % (24 * 60);
+    let schedule = format!("{} {} * * *", local_minute % 60, local_minute / 60);
+    cron_jobs.create(&PostParams::default(), &cron_job(&schedule, "Asia/Kolkata")?).await?;
+    let last = Timestamp::from_second((due_minute - 1) * 60)?.to_string();
+    merge_status(&cron_jobs, "nightly", json!({"status": {"lastScheduleTime": last}})).await?;
+    merge(&cron_jobs, "nightly", json!({"spec": {"suspend": false}})).await?;
+    // The controller adds the scheduled time to the name, in minutes.
+    let name = format!("nightly-{due_minute}");
+    until(&format!("Job {name} of the schedule {schedule}"), async || {
+        Ok(match jobs.get_opt(&name).await? {
+            Some(_) => None,
+            None => Some(format!("{:?}", cron_jobs.get("nightly").await?.status)),
+        })
+    })
+    .await?;
+    remove(&cron_jobs, "nightly").await
 }
