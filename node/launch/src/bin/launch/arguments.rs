@@ -321,6 +321,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn each_example_of_the_help_text_is_accepted() {
+        for line in EXAMPLES.lines().skip(1) {
+            let (words, _) = line.trim_start().split_once("  ").expect("an explanation after two spaces");
+            let words: Vec<_> = words.split(' ').filter(|_| words != "(no arguments)").collect();
+            assert_eq!(parse(&words).err().map(|error| error.to_string()), None, "{line}");
+        }
+    }
+
     /// Regression test: the launcher created a directory with the name `~`.
     #[test]
     fn a_tilde_that_the_shell_left_is_rejected() {
