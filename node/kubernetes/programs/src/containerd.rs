@@ -1,6 +1,6 @@
 //! containerd, and the images of the node image.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -148,29 +148,39 @@ impl Import {
             Ok(if is_stored { images } else { Vec::new() })
         });
         let Ok(Ok(images)) = read.await else { return false };
-        for image in &images {
-            if !matches!(self.has(image, cx).await, Ok(true)) {
-                return false;
-            }
-        }
         // A cancelled program ends without an error.
-        !images.is_empty() && !cx.is_cancelled()
+        !images.is_empty() && matches!(self.has(&images, cx).await, Ok(true)) && !cx.is_cancelled()
     }
 
-    async fn has(&self, image: &ArchivedImage, cx: &Context) -> Result<bool, ProgramError> {
-        let listed = match image.manifests() {
-            Some(filter) => {
-                ctr(&self.paths, &["content", "list", "--quiet"], [filter]).complete(&self.paths, cx).await?
+    async fn has(&self, images: &[ArchivedImage], cx: &Context) -> Result<bool, ProgramError> {
+        let configs: BTreeSet<String> = images.iter().filter_map(ArchivedImage::manifests).collect();
+        let mut manifests = BTreeMap::new();
+        for config in configs {
+            let list = ctr(&self.paths, &["content", "list", "--quiet"], [config.clone()]);
+            let listed = list.complete(&self.paths, cx).await?;
+            if listed.lines().next().is_none() {
+                return Ok(false);
             }
-            None => Tail::default(),
-        };
-        let filters = image.filters(listed.lines());
-        // Without a filter, `ctr` checks all images.
-        if filters.is_empty() {
-            return Ok(false);
+            manifests.insert(config, listed);
         }
-        let printed = ctr(&self.paths, &["images", "check", "--quiet"], filters).complete(&self.paths, cx).await?;
-        Ok(image.is_listed(printed.lines()))
+        let (full, tags): (Vec<&ArchivedImage>, Vec<_>) = images.iter().partition(|image| image.has_full_name());
+        for part in full.chunks(CHECKED).chain(tags.chunks(1)) {
+            let mut filters = Vec::new();
+            for image in part {
+                let listed = image.manifests().and_then(|config| manifests.get(&config));
+                filters.extend(image.filters(listed.into_iter().flat_map(Tail::lines)));
+            }
+            // Without a filter, `ctr` checks all images.
+            if filters.is_empty() {
+                return Ok(false);
+            }
+            let check = ctr(&self.paths, &["images", "check", "--quiet"], filters);
+            let printed = check.complete(&self.paths, cx).await?;
+            if !part.iter().all(|image| image.is_listed(printed.lines())) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn is_done(&self, archive: &Path) -> bool {
@@ -197,6 +207,9 @@ async fn archives(directory: &Path) -> Result<BTreeSet<PathBuf>, ProgramError> {
     let listed = listed.await.unwrap_or_else(|error| Err(io::Error::other(error)));
     listed.map_err(|source| ProgramError::Images { path: directory.to_owned(), source })
 }
+
+/// Full names in one call of `ctr`. The node keeps the last lines of its output only.
+const CHECKED: usize = 8;
 
 fn ctr(paths: &Paths, command: &[&str], arguments: impl IntoIterator<Item = String>) -> Program {
     let socket = paths.containerd_socket().display().to_string();
@@ -318,7 +331,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::image_archive::tests::{APP, write_docker, write_layout};
+    use crate::image_archive::tests::{APP, OTHER, write_docker, write_layout};
     use crate::program::tests::{error_of, start_once};
 
     #[test]
@@ -430,7 +443,7 @@ mod tests {
     #[tokio::test]
     async fn an_archive_of_docker_whose_image_containerd_has_is_not_imported() {
         let scratch = tempfile::tempdir().unwrap();
-        let script = docker_script(&format!("echo {APP}"));
+        let script = docker_script(&format!("echo {APP} && echo {OTHER}"));
         let tree = importing(scratch.path(), |archive| store_config(scratch.path(), archive), &script);
         let done = async {
             while tree.status().state != State::Done {
@@ -465,10 +478,12 @@ mod tests {
         std::fs::write(config, "{}").unwrap();
     }
 
-    /// `ctr` that has a manifest with the configuration, runs `check` for it, and fails to import an image.
+    /// `ctr` that has a manifest with the configuration, runs `check` for it, and fails to import an image, or to run a
+    /// command again: an image with two names needs two programs.
     fn docker_script(check: &str) -> String {
-        let list = "*' content list --quiet '*) echo sha256:bb";
-        let check = format!("*' images check --quiet '*sha256:bb*) {check}");
+        let once = |name: &str| format!("[ ! -e \"$0.{name}\" ] && : >\"$0.{name}\"");
+        let list = format!("*' content list --quiet '*) {} && echo sha256:bb", once("listed"));
+        let check = format!("*' images check --quiet '*sha256:bb*) {} && {check}", once("checked"));
         format!("case \"$*\" in {list};; {check};; *) echo imported >&2; exit 1;; esac\n")
     }
 

@@ -11,11 +11,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
+use tar::Entry;
 
 use crate::registries::HUB;
 
@@ -32,13 +33,17 @@ const REFERENCE: &str = "org.opencontainers.image.ref.name";
 /// Maximum size of a list of images and of a configuration. An archive with a larger one is always imported.
 const LONGEST: u64 = 1 << 20;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Maximum number of images whose presence is compared: the kubelet waits for the programs that the node starts for
+/// this. An archive with more images is always imported.
+const MOST: usize = 256;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ArchivedImage {
     name: Name,
     digest: Digest,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Name {
     Full(String),
     /// Reference that is not a full name. An import adds `import-YYYY-MM-DD:` with its day.
@@ -46,7 +51,7 @@ enum Name {
 }
 
 /// Digest of a blob, beginning with `sha256:`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Digest {
     /// Of the manifest, or of an index of manifests.
     Manifest(String),
@@ -75,51 +80,67 @@ struct DockerImage {
 }
 
 /// Reads the list of an OCI layout, or of an archive of Docker that is not an OCI layout, like containerd. Omits images
-/// without any name, which containerd does not store. Returns no images if the node cannot compare all others. Waits
-/// for the disk.
+/// without any name, which containerd does not store. Returns each image once. Returns no images if the node cannot
+/// compare all others, or if it could read another file than containerd. Waits for the disk.
 pub(crate) fn images(archive: &Path) -> io::Result<Vec<ArchivedImage>> {
     let (mut is_layout, mut index, mut list) = (false, Vec::new(), Vec::new());
-    visit(archive, |name, content| {
+    let is_plain = visit(archive, |name, entry| {
         match name {
             b"oci-layout" => is_layout = true,
-            b"index.json" => index = read(content)?,
-            b"manifest.json" => list = read(content)?,
+            b"index.json" => index = read(entry)?.unwrap_or_default(),
+            b"manifest.json" => list = read(entry)?.unwrap_or_default(),
             _ => {}
         }
         Ok(())
     })?;
+    if !is_plain {
+        return Ok(Vec::new());
+    }
     if is_layout {
         return Ok(images_of(&index).unwrap_or_default());
     }
     let Ok(list) = serde_json::from_slice::<Vec<DockerImage>>(&list) else { return Ok(Vec::new()) };
+    if list.iter().flat_map(|image| image.repo_tags.iter().flatten()).count() > MOST {
+        return Ok(Vec::new());
+    }
     let files: BTreeSet<&[u8]> = list.iter().map(|image| image.config.as_bytes()).collect();
     // The names of the files are arbitrary, although most programs use the digests.
     let mut digests = BTreeMap::new();
-    visit(archive, |name, content| {
+    visit(archive, |name, entry| {
         if files.contains(name) {
-            digests.insert(name.to_owned(), digest_of(&read(content)?));
+            let digest = read(entry)?.map(|content| digest_of(&content));
+            // Of several entries, an import uses the last file, but a symbolic link instead of any file.
+            digests.entry(name.to_owned()).and_modify(|found| *found = None).or_insert(digest);
         }
         Ok(())
     })?;
     Ok(docker_images(&list, &digests).unwrap_or_default())
 }
 
-/// Passes each entry's name and the first [`LONGEST`] bytes of its content to `each`.
-fn visit(archive: &Path, mut each: impl FnMut(&[u8], &mut dyn Read) -> io::Result<()>) -> io::Result<()> {
+/// Passes each entry with its name to `each`. Returns `false` if an import cleans the name of a file to another one.
+fn visit(archive: &Path, mut each: impl FnMut(&[u8], &mut Entry<'_, File>) -> io::Result<()>) -> io::Result<bool> {
     let mut archive = tar::Archive::new(File::open(archive)?);
+    let mut is_plain = true;
     // Without `raw`, the crate reads entries with long names into memory, whose size the archive states.
     for entry in archive.entries_with_seek()?.raw(true) {
-        let entry = entry?;
+        let mut entry = entry?;
         let name = entry.path_bytes().into_owned();
-        each(name.strip_prefix(b"./").unwrap_or(&name), &mut entry.take(LONGEST))?;
+        let name = name.strip_prefix(b"./").unwrap_or(&name);
+        let is_file = entry.header().entry_type().is_file();
+        is_plain &= !is_file || name.split(|byte| *byte == b'/').all(|part| !matches!(part, b"" | b"." | b".."));
+        each(name, &mut entry)?;
     }
-    Ok(())
+    Ok(is_plain)
 }
 
-fn read(content: &mut dyn Read) -> io::Result<Vec<u8>> {
+/// `None` if the entry is not a regular file, or is larger than [`LONGEST`].
+fn read(entry: &mut Entry<'_, File>) -> io::Result<Option<Vec<u8>>> {
+    if !entry.header().entry_type().is_file() || entry.size() > LONGEST {
+        return Ok(None);
+    }
     let mut bytes = Vec::new();
-    content.read_to_end(&mut bytes)?;
-    Ok(bytes)
+    entry.read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 fn digest_of(content: &[u8]) -> String {
@@ -142,18 +163,29 @@ fn images_of(index: &[u8]) -> Option<Vec<ArchivedImage>> {
         };
         Some(ArchivedImage::new(name, Digest::Manifest(digest)))
     };
-    manifests.into_iter().filter_map(image).collect()
+    if manifests.len() > MOST {
+        return None;
+    }
+    distinct(manifests.into_iter().filter_map(image).collect::<Option<_>>()?)
 }
 
-fn docker_images(list: &[DockerImage], digests: &BTreeMap<Vec<u8>, String>) -> Option<Vec<ArchivedImage>> {
+/// Each image once. `None` if two different images have the same name: containerd stores one of them.
+fn distinct(mut images: Vec<ArchivedImage>) -> Option<Vec<ArchivedImage>> {
+    images.sort_unstable();
+    images.dedup();
+    let names = images.iter().map(|image| &image.name).collect::<BTreeSet<_>>().len();
+    (names == images.len()).then_some(images)
+}
+
+fn docker_images(list: &[DockerImage], digests: &BTreeMap<Vec<u8>, Option<String>>) -> Option<Vec<ArchivedImage>> {
     let mut images = Vec::new();
     for DockerImage { config, repo_tags } in list {
-        let digest = digests.get(config.as_bytes())?;
+        let digest = digests.get(config.as_bytes())?.as_ref()?;
         for tag in repo_tags.iter().flatten() {
             images.push(ArchivedImage::new(Name::Full(normalized(tag)), Digest::Config(digest.clone()))?);
         }
     }
-    Some(images)
+    distinct(images)
 }
 
 /// Full name of an image of Docker, like `ParseDockerRef` of Go's module `distribution/reference`. An import rejects
@@ -182,6 +214,11 @@ impl ArchivedImage {
         };
         let (Digest::Manifest(text) | Digest::Config(text)) = &digest;
         (is_plain && is_digest(text)).then_some(Self { name, digest })
+    }
+
+    /// Whether containerd has at most one image with this name. An import on another day adds one for a tag.
+    pub(crate) fn has_full_name(&self) -> bool {
+        matches!(self.name, Name::Full(_))
     }
 
     /// Path of the manifest or configuration in containerd's directory. Without this file, containerd does not have the
@@ -214,7 +251,8 @@ impl ArchivedImage {
         }
     }
 
-    /// Whether `ctr images check --quiet` with the filters of this image printed it.
+    /// Whether `ctr images check --quiet` printed this image. Its arguments are the filters of this image and of images
+    /// with other names.
     pub(crate) fn is_listed<'a>(&self, mut lines: impl Iterator<Item = &'a str>) -> bool {
         lines.any(|line| match &self.name {
             Name::Full(name) => line == name,
@@ -229,10 +267,12 @@ impl ArchivedImage {
 #[cfg(test)]
 pub(crate) mod tests {
     use serde_json::{Value, json};
+    use tar::EntryType;
 
     use super::*;
 
     pub(crate) const APP: &str = "registry.example/app:1";
+    pub(crate) const OTHER: &str = "registry.example/app:2";
 
     /// The index of one image.
     fn index(annotations: &Value) -> Vec<u8> {
@@ -270,10 +310,10 @@ pub(crate) mod tests {
         write(path, &[("blobs/sha256/aa", blob), ("index.json", index.as_slice()), ("oci-layout", blob)]);
     }
 
-    /// Writes an archive of Docker with the image [`APP`]. Returns the path of its configuration in containerd's
-    /// directory.
+    /// Writes an archive of Docker with an image that has the names [`APP`] and [`OTHER`]. Returns the path of its
+    /// configuration in containerd's directory.
     pub(crate) fn write_docker(path: &Path) -> PathBuf {
-        let list = json!([{"Config": "config.json", "RepoTags": [APP], "Layers": []}]).to_string();
+        let list = json!([{"Config": "config.json", "RepoTags": [APP, OTHER], "Layers": []}]).to_string();
         write(path, &[("config.json", b"{}".as_slice()), ("manifest.json", list.as_bytes())]);
         of_docker(APP, b"{}").blob()
     }
@@ -302,6 +342,74 @@ pub(crate) mod tests {
         let layout = ("oci-layout", b"{}".as_slice());
         write(&path, &[layout, ("index.json", index.as_slice()), ("manifest.json", list.as_bytes())]);
         assert_eq!(images(&path).unwrap(), [app()], "Docker 25 writes both lists, and containerd reads the index");
+    }
+
+    /// Regression: a `manifest.json` with many short names started a program for each of them at each boot.
+    #[test]
+    fn an_archive_with_too_many_images_has_no_known_images() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("app.tar");
+        for (count, known) in [(MOST, MOST), (MOST + 1, 0)] {
+            let tags: Vec<String> = (0..count).map(|number| format!("app:{number}")).collect();
+            let list = json!([{"Config": "config.json", "RepoTags": tags}]).to_string();
+            write(&path, &[("config.json", b"{}".as_slice()), ("manifest.json", list.as_bytes())]);
+            assert_eq!(images(&path).unwrap().len(), known, "Docker, {count}");
+            let manifest = |tag: &String| json!({"digest": "sha256:aa", "annotations": {NAME: tag}});
+            let index = json!({"manifests": tags.iter().map(manifest).collect::<Vec<_>>()}).to_string();
+            write(&path, &[("index.json", index.as_bytes()), ("oci-layout", b"{}".as_slice())]);
+            assert_eq!(images(&path).unwrap().len(), known, "OCI layout, {count}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_returned_once_and_two_images_of_one_name_are_not_known() {
+        assert_eq!(distinct(vec![app(), tagged("1"), app()]), Some(vec![app(), tagged("1")]));
+        assert_eq!(distinct(vec![app(), of_docker(APP, b"{}")]), None);
+    }
+
+    /// Regression: the node computed the digest of another file than the configuration that containerd reads.
+    #[test]
+    fn an_archive_of_docker_with_an_ambiguous_configuration_has_no_known_images() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("app.tar");
+        let list = json!([{"Config": "config.json", "RepoTags": [APP]}]).to_string();
+        let longest = vec![b' '; usize::try_from(LONGEST).unwrap()];
+        let larger = [longest.as_slice(), b" "].concat();
+        let write = |entries: &[(&str, EntryType, &[u8])]| {
+            let mut archive = tar::Builder::new(File::create(&path).unwrap());
+            let first = [("manifest.json", EntryType::Regular, list.as_bytes())];
+            for (name, kind, content) in first.iter().chain(entries) {
+                let mut header = tar::Header::new_gnu();
+                // `Header::set_path` rejects `..`.
+                header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+                header.set_entry_type(*kind);
+                header.set_size(content.len().try_into().unwrap());
+                header.set_mode(0o644);
+                header.set_cksum();
+                archive.append(&header, *content).unwrap();
+            }
+            archive.into_inner().unwrap();
+        };
+        let known = |config: &[u8]| vec![of_docker(APP, config)];
+        let regular = |content| ("config.json", EntryType::Regular, content);
+        let config = regular(b"{}".as_slice());
+        let link = ("config.json", EntryType::Symlink, b"".as_slice());
+        let directory = ("layer/", EntryType::Directory, b"".as_slice());
+        let file = |name| (name, EntryType::Regular, b"other".as_slice());
+        for (case, entries, expected) in [
+            ("one file", vec![config], known(b"{}")),
+            ("a directory", vec![config, directory], known(b"{}")),
+            ("the longest file", vec![regular(longest.as_slice())], known(&longest)),
+            ("a larger file", vec![regular(larger.as_slice())], vec![]),
+            ("a link before the file", vec![link, config], vec![]),
+            ("a link", vec![link], vec![]),
+            ("two files", vec![config, file("config.json")], vec![]),
+            ("a parent", vec![config, file("layer/../config.json")], vec![]),
+            ("an empty component", vec![config, file(".//config.json")], vec![]),
+        ] {
+            write(&entries);
+            assert_eq!(images(&path).unwrap(), expected, "{case}");
+        }
     }
 
     #[test]
@@ -348,7 +456,7 @@ pub(crate) mod tests {
         write(&path, &[("index.json", index(&json!({NAME: APP})).as_slice())]);
         assert_eq!(images(&path).unwrap(), []);
         let mut long_name = tar::Header::new_gnu();
-        long_name.set_entry_type(tar::EntryType::GNULongName);
+        long_name.set_entry_type(EntryType::GNULongName);
         long_name.set_path("././@LongLink").unwrap();
         long_name.set_size(11);
         long_name.set_cksum();
