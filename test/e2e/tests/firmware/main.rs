@@ -42,14 +42,14 @@ async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
     options.boot = Boot::Firmware(setting.disk().unwrap());
     options.hardware = Hardware {
         disks: DiskModel::Nvme,
-        card: Card::Vmxnet3,
+        card: Card::E1000e,
         // Linux draws each line of the log, which is slow in emulation on a larger screen.
-        more: ["e1000e,romfile=", "igb", "VGA,romfile=,xres=640,yres=480"].map(str::to_owned).to_vec(),
+        more: ["vmxnet3,romfile=", "igb", "VGA,romfile=,xres=640,yres=480"].map(str::to_owned).to_vec(),
     };
     let administrator = Administrator::new("alice");
     let configuration = json!({
         "controlPlane": {"administratorRequests": [administrator.request]},
-        "network": {"driver": "vmxnet3"},
+        "network": {"driver": "e1000e"},
         "cni": "NONE",
         "kubeProxy": "NONE",
     });

@@ -12,8 +12,8 @@ use std::fs;
 
 /// The first boot uses a kernel without BPF-LSM, so no container runtime starts. At the first power cut, the disk has
 /// changed, the API server is ready, and the Secrets are unchanged. The second boot completes the upgrade. The second
-/// power cut is that of a node with pods and needs no other node. The network card of all boots is an Intel card, unlike
-/// that of the previous release.
+/// power cut is that of a node with pods and needs no other node. The network card of all boots is that of VMware,
+/// unlike that of the previous release.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_continues_after_a_power_cut() {
     let setting = Setting::from_target().expect("the test's files");
@@ -25,7 +25,7 @@ async fn an_upgrade_continues_after_a_power_cut() {
 async fn upgrade(setting: &Setting) -> Result<(), Failure> {
     let mut options = setting.options();
     options.data = Data::File(setting.previous_disk().expect("the data disk of the previous release"));
-    options.hardware.card = Card::E1000e;
+    options.hardware.card = Card::Vmxnet3;
     previous::cut_without_guard(&options).await.unwrap_or_else(|error| fail(setting, &error));
     let node = boot(setting, &options).await;
     has_the_hosts_time(&node.client()).await?;
@@ -43,7 +43,7 @@ async fn boot(setting: &Setting, options: &Options) -> Node {
     let console = fs::read(node.console()).expect("the console");
     let console = String::from_utf8_lossy(&console);
     let loaded = console.lines().find(|line| line.contains("drivers loaded")).expect("a line about drivers");
-    assert!(loaded.contains("e1000e"), "{loaded}");
+    assert!(loaded.contains("vmxnet3"), "{loaded}");
     node
 }
 
