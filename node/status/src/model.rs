@@ -153,7 +153,9 @@ pub struct Disk {
 pub struct Volume {
     /// Name of the volume and its PV.
     pub id: String,
+    /// Empty if a client of CSI created the volume without a claim.
     pub namespace: String,
+    /// Name of the claim, or the one that the client of CSI gave the volume.
     pub claim: String,
     pub mode: Mode,
     pub limit: Bytes,

@@ -141,7 +141,7 @@ impl Volume {
             Condition::AlmostFull | Condition::LimitsChanged => "bad",
         };
         html! {
-            th scope="row" { (self.namespace) "/" (self.claim) }
+            th scope="row" { @if !self.namespace.is_empty() { (self.namespace) "/" } (self.claim) }
             td { code { (self.id) } }
             td { (self.mode.as_str()) }
             (bytes(self.used))

@@ -95,6 +95,15 @@ fn volumes_that_need_attention_come_first() {
     );
 }
 
+/// Regression: the volume of a client of CSI had the name `/NAME`.
+#[test]
+fn a_volume_without_a_claim_has_only_its_name() {
+    let mut page = example();
+    page.storage.as_mut().expect("a disk").volumes[0].namespace.clear();
+    let volumes = rows(&Element::read(&page.html()), "volumes");
+    assert_eq!(volumes[0][..2], ["sessions".to_owned(), id("sessions")]);
+}
+
 #[test]
 fn a_page_loads_and_runs_nothing() {
     let document = Element::read(&example().html());
