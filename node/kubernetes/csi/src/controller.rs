@@ -11,7 +11,6 @@ mod request;
 mod snapshots;
 
 use std::collections::HashMap;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +31,6 @@ use proto::csi::{
     ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume, list_snapshots_response,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tonic::{Request, Response, Status};
 use units::Bytes;
@@ -50,6 +48,7 @@ use crate::identity::topology;
 use crate::request::{signed, volume_id};
 use crate::server::CONNECTIONS;
 use crate::status::{Change, ControllerError};
+use crate::threads::{Threads, blocking};
 
 const CAPABILITIES: [rpc::Type; 12] = [
     rpc::Type::CreateDeleteVolume,
@@ -85,19 +84,14 @@ pub(crate) struct ControllerService<H> {
     pub(crate) locks: VolumeLocks,
     /// Permits for [`CHANGES`] calls.
     pub(crate) changes: Arc<Semaphore>,
-    /// Permits for threads that measure the disk.
-    pub(crate) measurements: Arc<Semaphore>,
+    /// Threads that measure the disk.
+    pub(crate) measurements: Threads,
 }
 
 impl<H: Host> ControllerService<H> {
-    /// Runs blocking work in a thread. The thread completes its work even if the client cancels the call.
     async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce(&dyn Volumes) -> T + Send + 'static) -> T {
         let volumes = Arc::clone(&self.volumes);
-        match spawn_blocking(move || work(&*volumes)).await {
-            Ok(done) => done,
-            // `Observed`, the layer in front of this service, turns the panic into an error of this call.
-            Err(panicked) => resume_unwind(panicked.into_panic()),
-        }
+        blocking(move || work(&*volumes)).await
     }
 
     /// Repeats a change of one volume or snapshot while `next` returns the pause before another pass. The thread of a
@@ -346,12 +340,8 @@ impl<H: Host> Controller for ControllerService<H> {
             let maximum_volume_size = Some(0);
             return Ok(Response::new(GetCapacityResponse { maximum_volume_size, ..GetCapacityResponse::default() }));
         }
-        let permit = Arc::clone(&self.measurements).acquire_owned().await.ok();
-        let measure = move |volumes: &dyn Volumes| {
-            let _permit = permit; // held by the thread, which outlives a canceled call
-            volumes.space()
-        };
-        let space = self.on_disk(measure).await.map_err(ControllerError::from)?;
+        let volumes = Arc::clone(&self.volumes);
+        let space = self.measurements.run(move || volumes.space()).await.map_err(ControllerError::from)?;
         let modes = mode.map_or(vec![VolumeMode::Filesystem, VolumeMode::Block], |mode| vec![mode.into()]);
         let largest = modes.into_iter().map(|mode| space.largest(|size| parameters.mode(mode, size))).max();
         Ok(Response::new(GetCapacityResponse {

@@ -10,20 +10,19 @@ use proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     NodeGetInfoResponse, PluginCapability, ProbeRequest, ProbeResponse, Topology, plugin_capability,
 };
-use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use tracing::warn;
 
 use crate::host::Host;
+use crate::threads::Threads;
 
 pub(crate) struct IdentityService<H> {
     pub(crate) version: String,
     /// Services that depend on the plugin's settings.
     pub(crate) services: Vec<service::Type>,
     pub(crate) host: Arc<H>,
-    /// Permits for threads that measure the disk.
-    pub(crate) measurements: Arc<Semaphore>,
+    /// Threads that measure the disk.
+    pub(crate) measurements: Threads,
 }
 
 #[tonic::async_trait]
@@ -52,23 +51,12 @@ impl<H: Host> Identity for IdentityService<H> {
     }
 
     async fn probe(&self, _request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        let permit = Arc::clone(&self.measurements).acquire_owned().await.ok();
         let host = Arc::clone(&self.host);
-        let measure = move || {
-            let _permit = permit; // held by the thread, which outlives a canceled call
-            host.ready()
-        };
-        // A panic also means that the plugin is not ready.
-        let ready = spawn_blocking(measure).await;
-        let error: Option<&(dyn Error + 'static)> = match &ready {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error),
-            Err(error) => Some(error),
-        };
-        if let Some(error) = error {
-            warn!(error, "cannot serve volumes");
+        let ready = self.measurements.run(move || host.ready()).await;
+        if let Err(error) = &ready {
+            warn!(error = error as &dyn Error, "cannot serve volumes");
         }
-        Ok(Response::new(ProbeResponse { ready: Some(error.is_none()) }))
+        Ok(Response::new(ProbeResponse { ready: Some(ready.is_ok()) }))
     }
 }
 

@@ -32,6 +32,7 @@ mod registration;
 mod request;
 mod server;
 mod status;
+mod threads;
 
 pub use controller::cluster_object::Provisioner;
 pub use host::{

@@ -1,6 +1,5 @@
 //! The Node service, and the operations behind its calls.
 
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,8 +13,6 @@ use proto::csi::{
     NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
     NodeUnstageVolumeResponse,
 };
-use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 use volume::{VolumeId, VolumeLocks};
@@ -27,6 +24,7 @@ use crate::layout::{DEVICES, matches};
 use crate::plan::{self, PlanError, Step, Volume};
 use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish, signed};
 use crate::status::{Call, CallError, Failure, PathRole};
+use crate::threads::{Threads, blocking};
 
 /// The kubelet still reads the volume condition, which CSI 1.13 replaces by the volume health.
 const CAPABILITIES: [rpc::Type; 6] = [
@@ -82,28 +80,25 @@ pub(crate) struct NodeService<H> {
     pub(crate) kubelet: PathBuf,
     pub(crate) host: Arc<H>,
     pub(crate) locks: VolumeLocks,
-    /// Permits for [`LOOKS`] threads.
-    pub(crate) looks: Arc<Semaphore>,
+    /// At most [`LOOKS`] threads.
+    pub(crate) looks: Threads,
 }
 
 impl<H: Host> NodeService<H> {
     async fn call<O: Operation>(&self, message: &O::Message) -> Result<Response<O::Response>, Status> {
         let operation: O = parse(message, &self.kubelet)?;
-        let guards = if O::CALL.is_locked {
-            (Some(self.locks.lock(operation.place().0).await), None)
-        } else {
-            (None, Arc::clone(&self.looks).acquire_owned().await.ok())
-        };
         let host = Arc::clone(&self.host);
-        let work = spawn_blocking(move || {
-            let _guards = guards; // held by the thread: the system calls continue if the kubelet cancels the call
-            run(&*host, &operation)
-        });
-        match work.await {
-            Ok(response) => Ok(Response::new(response?)),
-            // `Observed`, the layer in front of this service, turns the panic into an error of this call.
-            Err(panicked) => resume_unwind(panicked.into_panic()),
-        }
+        let response = if O::CALL.is_locked {
+            let guard = self.locks.lock(operation.place().0).await;
+            let locked = move || {
+                let _guard = guard; // held by the thread: the system calls continue if the kubelet cancels the call
+                run(&*host, &operation)
+            };
+            blocking(locked).await
+        } else {
+            self.looks.run(move || run(&*host, &operation)).await
+        };
+        Ok(Response::new(response?))
     }
 }
 

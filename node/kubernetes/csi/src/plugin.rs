@@ -32,6 +32,7 @@ use crate::node::{LOOKS, NodeService};
 use crate::observed::Observed;
 use crate::registration::{RegistrationService, RegistrationState, unregistered_for};
 use crate::server::{Address, MAX_MESSAGE, ServeError, Socket};
+use crate::threads::Threads;
 
 /// Directories of the sockets, below the kubelet's directory.
 const SOCKETS: &str = "plugins";
@@ -111,10 +112,10 @@ pub struct Plugin<H> {
     settings: Settings,
     host: Arc<H>,
     locks: VolumeLocks,
-    looks: Arc<Semaphore>,
+    looks: Threads,
     changes: Arc<Semaphore>,
-    /// Permits of `Probe` and `GetCapacity`. The reads of `looks` may hang while a measurement does not.
-    measurements: Arc<Semaphore>,
+    /// Threads of `Probe` and `GetCapacity`. The reads of `looks` may hang while a measurement does not.
+    measurements: Threads,
     metrics: Metrics,
     again: Notify,
     swept: OnceCell<()>,
@@ -140,11 +141,19 @@ impl<H: Host> Plugin<H> {
         let (metrics, host) = (Metrics::register(registry)?, Arc::new(host));
         let counting = Arc::clone(&host);
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
-        let locks = VolumeLocks::default();
-        let [looks, changes, measurements] = [LOOKS, CHANGES, LOOKS].map(|most| Arc::new(Semaphore::new(most)));
-        let (again, swept, revoked) = (Notify::new(), OnceCell::new(), watch::Sender::default());
-        let controller = None;
-        Ok(Self { settings, host, locks, looks, changes, measurements, metrics, again, swept, revoked, controller })
+        Ok(Self {
+            settings,
+            host,
+            locks: VolumeLocks::default(),
+            looks: Threads::at_most(LOOKS),
+            changes: Arc::new(Semaphore::new(CHANGES)),
+            measurements: Threads::at_most(LOOKS),
+            metrics,
+            again: Notify::new(),
+            swept: OnceCell::new(),
+            revoked: watch::Sender::default(),
+            controller: None,
+        })
     }
 
     /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and
@@ -331,7 +340,7 @@ impl<H: Host> Plugin<H> {
                 provisioner: *provisioner,
                 locks: self.locks.clone(),
                 changes: Arc::clone(&self.changes),
-                measurements: Arc::clone(&self.measurements),
+                measurements: self.measurements.clone(),
             })
         });
         let services: &[_] = match &self.controller {
@@ -346,14 +355,14 @@ impl<H: Host> Plugin<H> {
             version: version.clone(),
             services,
             host: Arc::clone(&self.host),
-            measurements: Arc::clone(&self.measurements),
+            measurements: self.measurements.clone(),
         };
         let node = NodeService {
             node: node.clone(),
             kubelet: kubelet.clone(),
             host: Arc::clone(&self.host),
             locks: self.locks.clone(),
-            looks: Arc::clone(&self.looks),
+            looks: self.looks.clone(),
         };
         let identity = IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE);
         let node = NodeServer::new(node).max_decoding_message_size(MAX_MESSAGE);

@@ -333,6 +333,9 @@ async fn a_bug_is_an_internal_error_and_not_the_end() {
     host.panic_once();
     let refused = client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect_err("a bug");
     assert_eq!(refused.code(), Code::Internal);
+    host.panic_once();
+    let mut identity = IdentityClient::new(connect(node.kubelet.socket()).await.expect("connect"));
+    assert_eq!(identity.probe(ProbeRequest {}).await.expect_err("a bug").code(), Code::Internal);
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("it goes on");
 }
 

@@ -204,6 +204,10 @@ impl FakeHost {
     /// Begins a look, and returns at its end.
     fn wait_for_look(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
+        if std::mem::take(&mut state.panics) {
+            drop(state);
+            panic!("a bug, on purpose");
+        }
         state.looks += 1;
         let mut state = self.0.1.wait_while(state, |state| state.looks_hang).expect("nothing panicked");
         state.looks -= 1;
@@ -231,11 +235,7 @@ impl Host for FakeHost {
         &self,
         LookRequest { volume, target, purpose }: LookRequest<'_>,
     ) -> Result<(Self::At, VolumeView), LookError> {
-        let mut state = self.state();
-        if std::mem::take(&mut state.panics) {
-            drop(state);
-            panic!("a bug, on purpose");
-        }
+        let state = self.wait_for_look();
         let asked = matches!(purpose, Purpose::Publish { sharing: Sharing::OneTarget, .. });
         let seen = VolumeView {
             volume: state.mode(volume).map_or(Volume::Unknown, Volume::Known),
