@@ -24,7 +24,7 @@ use crate::layout::{DEVICES, matches};
 use crate::plan::{self, PlanError, Step, Volume};
 use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish, signed};
 use crate::status::{Call, CallError, Failure, PathRole};
-use crate::threads::{Threads, blocking};
+use crate::threads::Threads;
 
 /// The kubelet still reads the volume condition, which CSI 1.13 replaces by the volume health.
 const CAPABILITIES: [rpc::Type; 6] = [
@@ -75,6 +75,14 @@ fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, Cal
 /// blocks them, even after the client has canceled its calls.
 pub(crate) const LOOKS: usize = 16;
 
+/// Maximum number of threads that publish, unpublish and expand volumes, one for each volume.
+///
+/// This is half of tokio's blocking pool, which has 512 threads by default, and which the rest of the program uses too.
+/// The kubelet runs at most 110 pods by default: two volumes of each can hang, for example while a detach writes to a
+/// slow disk, before another volume has to wait. Further calls wait, because the kubelet repeats a failed call only
+/// after a growing pause of up to two minutes, which would delay pods.
+pub(crate) const OPERATIONS: usize = 256;
+
 pub(crate) struct NodeService<H> {
     pub(crate) node: String,
     pub(crate) kubelet: PathBuf,
@@ -82,23 +90,25 @@ pub(crate) struct NodeService<H> {
     pub(crate) locks: VolumeLocks,
     /// At most [`LOOKS`] threads.
     pub(crate) looks: Threads,
+    /// At most [`OPERATIONS`] threads.
+    pub(crate) operations: Threads,
 }
 
 impl<H: Host> NodeService<H> {
     async fn call<O: Operation>(&self, message: &O::Message) -> Result<Response<O::Response>, Status> {
         let operation: O = parse(message, &self.kubelet)?;
-        let host = Arc::clone(&self.host);
-        let response = if O::CALL.is_locked {
-            let guard = self.locks.lock(operation.place().0).await;
-            let locked = move || {
-                let _guard = guard; // held by the thread: the system calls continue if the kubelet cancels the call
-                run(&*host, &operation)
-            };
-            blocking(locked).await
+        // The lock precedes the permit: all calls for a volume that hangs have one permit.
+        let (threads, guard) = if O::CALL.is_locked {
+            (&self.operations, Some(self.locks.lock(operation.place().0).await))
         } else {
-            self.looks.run(move || run(&*host, &operation)).await
+            (&self.looks, None)
         };
-        Ok(Response::new(response?))
+        let host = Arc::clone(&self.host);
+        let work = move || {
+            let _guard = guard; // held by the thread: the system calls continue if the kubelet cancels the call
+            run(&*host, &operation)
+        };
+        Ok(Response::new(threads.run(work).await?))
     }
 }
 

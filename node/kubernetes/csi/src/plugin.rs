@@ -28,7 +28,7 @@ use crate::host::{Host, RevokedDetach, WatchReport};
 use crate::identity::IdentityService;
 use crate::leftovers::remove_empty_volume_data;
 use crate::metrics::{LoopDevices, Metrics};
-use crate::node::{LOOKS, NodeService};
+use crate::node::{LOOKS, NodeService, OPERATIONS};
 use crate::observed::Observed;
 use crate::registration::{RegistrationService, RegistrationState, unregistered_for};
 use crate::server::{Address, MAX_MESSAGE, ServeError, Socket};
@@ -113,6 +113,7 @@ pub struct Plugin<H> {
     host: Arc<H>,
     locks: VolumeLocks,
     looks: Threads,
+    operations: Threads,
     changes: Arc<Semaphore>,
     /// Threads of `Probe` and `GetCapacity`. The reads of `looks` may hang while a measurement does not.
     measurements: Threads,
@@ -146,6 +147,7 @@ impl<H: Host> Plugin<H> {
             host,
             locks: VolumeLocks::default(),
             looks: Threads::at_most(LOOKS),
+            operations: Threads::at_most(OPERATIONS),
             changes: Arc::new(Semaphore::new(CHANGES)),
             measurements: Threads::at_most(LOOKS),
             metrics,
@@ -363,6 +365,7 @@ impl<H: Host> Plugin<H> {
             host: Arc::clone(&self.host),
             locks: self.locks.clone(),
             looks: self.looks.clone(),
+            operations: self.operations.clone(),
         };
         let identity = IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE);
         let node = NodeServer::new(node).max_decoding_message_size(MAX_MESSAGE);

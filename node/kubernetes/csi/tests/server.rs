@@ -241,6 +241,53 @@ async fn canceled_measurements_of_a_disk_that_hangs_are_limited() {
     eventually("all measurements end", || host.looks() == 0).await;
 }
 
+/// Publishes each volume. A connection has fewer calls than the plugin serves on one at a time.
+async fn publish_all(kubelet: &Kubelet, volumes: &[&str]) -> JoinSet<Result<(), Status>> {
+    let mut calls = JoinSet::new();
+    for volumes in volumes.chunks(60) {
+        let client = kubelet.client().await;
+        for volume in volumes {
+            let (mut client, request) = (client.clone(), kubelet.publish(volume, volume, MANY));
+            calls.spawn(async move { client.node_publish_volume(request).await.map(drop) });
+        }
+    }
+    calls
+}
+
+async fn complete(mut calls: JoinSet<Result<(), Status>>) {
+    while let Some(call) = calls.join_next().await {
+        call.expect("no panic").expect("publish");
+    }
+}
+
+/// Regression: a client with many IDs took a thread for each, until the process had no thread left for the disk.
+#[tokio::test]
+async fn operations_on_a_disk_that_hangs_are_limited() {
+    let names: Vec<_> = (0..300).map(|number| format!("pvc-{number}")).collect();
+    let volumes: Vec<_> = names.iter().map(String::as_str).collect();
+    let host = FakeHost::with_volumes(&volumes);
+    let node = Node::start(&host).await;
+    host.hang_looks(true);
+    let calls = publish_all(&node.kubelet, &volumes).await;
+    eventually("the other calls have not begun", || host.looks() == 256).await;
+    host.hang_looks(false);
+    complete(calls).await;
+    assert_eq!(host.most_looks(), 256);
+}
+
+#[tokio::test]
+async fn many_calls_for_a_volume_that_hangs_do_not_delay_others() {
+    let host = FakeHost::with_volumes(&["pvc-slow", "pvc-fast"]);
+    let node = Node::start(&host).await;
+    host.hold("pvc-slow");
+    let calls = publish_all(&node.kubelet, &["pvc-slow"; 300]).await;
+    eventually("the slow volume is being worked on", || host.works_on("pvc-slow")).await;
+    let fast = async { complete(publish_all(&node.kubelet, &["pvc-fast"]).await).await };
+    tokio::time::timeout(LIMIT, fast).await.expect("it does not wait for the slow volume");
+    host.release("pvc-slow");
+    complete(calls).await;
+}
+
 async fn remove_snapshot(mut client: ControllerClient<Channel>, number: usize) -> Result<(), Status> {
     let request = DeleteSnapshotRequest { snapshot_id: format!("snapshot-{number}"), ..Default::default() };
     client.delete_snapshot(request).await.map(drop)

@@ -42,6 +42,7 @@ struct State {
     adoptions_fail: bool,
     fault_reads: usize,
     looks: usize,
+    most_looks: usize,
     looks_hang: bool,
 }
 
@@ -156,6 +157,11 @@ impl FakeHost {
         self.state().looks
     }
 
+    /// Largest number of [`FakeHost::looks`] so far.
+    pub fn most_looks(&self) -> usize {
+        self.state().most_looks
+    }
+
     /// Number of reads of the disk's faults.
     pub fn fault_reads(&self) -> usize {
         self.state().fault_reads
@@ -209,6 +215,7 @@ impl FakeHost {
             panic!("a bug, on purpose");
         }
         state.looks += 1;
+        state.most_looks = state.most_looks.max(state.looks);
         let mut state = self.0.1.wait_while(state, |state| state.looks_hang).expect("nothing panicked");
         state.looks -= 1;
         state
