@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 
 use crate::VolumeId;
 
-/// A lock per volume, in order of arrival. Clones share the locks; a volume without operations takes no memory.
+/// A lock per volume, in order of arrival. Clones share the locks; a volume without operations takes no memory, and
+/// waiters that were cancelled are removed when the next one arrives.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeLocks(Arc<Mutex<HashMap<VolumeId, VecDeque<Waiter>>>>);
 
@@ -28,6 +29,13 @@ enum Waiter {
 }
 
 impl Waiter {
+    fn is_cancelled(&self) -> bool {
+        match self {
+            Self::Task(task) => task.is_closed(),
+            Self::Thread(_) => false, // a thread waits until it has the guard
+        }
+    }
+
     /// Passes the guard to the waiter. A waiter that has given up returns the guard, and its drop passes it to the next
     /// waiter.
     fn wake(self, guard: VolumeGuard) {
@@ -74,7 +82,11 @@ impl VolumeLocks {
 
     fn enqueue(&self, volume: &VolumeId, waiter: Waiter) {
         match self.table().entry(volume.clone()) {
-            Entry::Occupied(mut locked) => return locked.get_mut().push_back(waiter),
+            Entry::Occupied(mut locked) => {
+                let waiters = locked.get_mut();
+                waiters.retain(|waiter| !waiter.is_cancelled());
+                return waiters.push_back(waiter);
+            }
             Entry::Vacant(unlocked) => drop(unlocked.insert(VecDeque::new())),
         }
         waiter.wake(self.guard(volume));
@@ -197,6 +209,21 @@ mod tests {
         // The waiter has the guard, and is cancelled before it is polled again.
         drop(woken);
         assert_eq!(locks.table().len(), 0);
+    }
+
+    /// Regression: a client that repeated and cancelled its calls for a volume that hangs filled the memory.
+    #[test]
+    fn cancelled_waiters_do_not_accumulate_while_the_volume_is_locked() {
+        let (locks, volume) = (VolumeLocks::default(), id("pvc-1"));
+        let first = lock(&locks, &volume);
+        let mut second = pin!(locks.lock(&volume));
+        assert!(poll(second.as_mut()).is_pending());
+        for _ in 0..9 {
+            assert!(poll(pin!(locks.lock(&volume))).is_pending());
+        }
+        assert_eq!(locks.table()[&volume].len(), 2, "the second, and the last cancelled one");
+        drop(first);
+        assert!(poll(second.as_mut()).is_ready());
     }
 
     #[test]
