@@ -163,7 +163,7 @@ impl VolumeCalls {
 
     /// Notifies subscribers that a target of the volume was removed. The volume may have other targets.
     pub fn unpublished(&self, id: &VolumeId) {
-        // An error means that there is no subscriber.
+        // `send` fails if nothing is subscribed.
         drop(self.unpublished.send(id.clone()));
     }
 

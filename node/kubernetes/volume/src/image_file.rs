@@ -38,7 +38,7 @@ pub(crate) fn create(dir: &Dir) -> Result<OwnedFd, dir::Error> {
     dir.open_file(&name(), OFlag::O_RDWR | OFlag::O_CREAT, PRIVATE)
 }
 
-/// The size of the image in a directory; `None` if there is no file of its name.
+/// Size of the image in a directory. `None` if the directory has no image.
 pub(crate) fn size_in(dir: &Dir) -> Result<Option<Bytes>, LookError> {
     match fstatat(dir, name().as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(stat) if stat.st_mode & libc::S_IFMT == libc::S_IFREG => Ok(Some(length(stat.st_size))),
