@@ -16,7 +16,8 @@ use units::Bytes;
 
 use crate::duty_cycle::DutyCycle;
 use crate::error::{ActError, clone_failed};
-use crate::{BLOCK, VolumeId, image_file};
+use crate::files::PRIVATE;
+use crate::{BLOCK, VolumeId};
 
 /// Bytes and files after which the log is forced. The kept blocks use a part of the source's headroom: while they are
 /// shared, writes of the source take other blocks.
@@ -107,7 +108,7 @@ impl<'a> Anchor<'a> {
 
     /// Opens the file that follows the last one.
     fn open(&self, flags: OFlag) -> Result<OwnedFd, dir::Error> {
-        self.dir.open_file(&self.name(self.files), flags, image_file::PRIVATE)
+        self.dir.open_file(&self.name(self.files), flags, PRIVATE)
     }
 
     /// Name of a file. A volume ID contains no `~`, so it cannot be the ID of another volume.

@@ -15,7 +15,8 @@ use crate::group::Shared;
 use crate::id::{VolumeId, volumes_in};
 use crate::record::{Record, RecordError, State};
 
-const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+/// Mode of records, images and anchor files. Only the node reads and writes them.
+pub(crate) const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
 /// All records. The directory gives the state, also for an unreadable record.
 pub(crate) type Found = BTreeMap<VolumeId, (State, Result<Record, RecordError>)>;

@@ -16,9 +16,7 @@ use units::Bytes;
 
 use crate::Allocation;
 use crate::error::{ActError, LookError};
-
-/// Mode of an image. Only the node reads and writes images.
-pub(crate) const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+use crate::files::PRIVATE;
 
 /// How long a process that only inspects a loop device may have it open, and the interval of the checks for its close.
 const INSPECTION: Duration = Duration::from_millis(500);
