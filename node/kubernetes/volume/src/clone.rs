@@ -116,14 +116,6 @@ impl Store {
         Ok(self.set_limits(&record, limits)?)
     }
 
-    /// Lowers the limit of a source and resets its allocation size, after a clone or snapshot of it shares nothing any
-    /// more.
-    pub(crate) fn settle_source(&self, source: &VolumeId) {
-        let _guard = self.locks.blocking_lock(source);
-        self.lower_limit(source);
-        self.settle_allocations(source, None);
-    }
-
     /// Lowers the limit of a locked source after a clone or a thin snapshot of it has ended. A failure is logged: the
     /// next start sets all limits again. Until then, the size of the image limits a block volume, and
     /// [`Store::changed_limits`] reports the limits of a filesystem volume.
@@ -152,57 +144,83 @@ impl Store {
         }
     }
 
-    /// Writes the dirty pages of the source. `None` if it does not exist.
-    pub(crate) fn flush_source(&self, source: &VolumeId, is_block: bool) -> Option<Dir> {
-        let dir = self.live.open_dir(source.name()).ok()?;
-        let synced = if is_block { fdatasync(&image_file::open(&dir, OFlag::O_RDONLY).ok()?) } else { syncfs(&dir) };
+    /// Writes the dirty pages of the source, if it exists.
+    pub(crate) fn flush_source(&self, source: &VolumeId, is_block: bool) {
+        let Ok(dir) = self.live.open_dir(source.name()) else { return };
+        let synced = if is_block {
+            let Ok(image) = image_file::open(&dir, OFlag::O_RDONLY) else { return };
+            fdatasync(image)
+        } else {
+            syncfs(&dir)
+        };
         // The source's own writers receive the error of the disk.
         if let Err(errno) = synced {
             warn!(volume = %source, %errno, "cloned volume cannot be synced");
         }
-        Some(dir)
     }
 
-    /// Releases the blocks that the source has only because its blocks were shared. XFS reserved new blocks for pages
-    /// that were dirtied meanwhile, and allocated more in advance for the next writes. Without them, the source fits
-    /// its own limit.
+    /// Releases the blocks that the source has only because its blocks were shared, and locks it. XFS reserved new
+    /// blocks for pages that were dirtied meanwhile, and allocated more in advance for the next writes. Without them,
+    /// the source fits its own limit.
+    ///
+    /// The caller holds the lock until the record of the copy has no source. Until then, the limit has the headroom of
+    /// this copy, and the check of another copy that ends would count it.
     ///
     /// # Errors
     /// [`ActError::Busy`]: the source still has such blocks. A source with direct I/O in flight keeps them, and a write
     /// to a hole of an image could fail. A thick image has holes where its pod has discarded blocks; without holes, it
     /// needs no new blocks, and its copy does not wait for its writers. A source of files is flushed less and less
     /// often; between two flushes, its usage decides.
-    pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
+    pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<VolumeGuard, ActError> {
+        let source = &cloning.source;
+        // Other operations on the source do not wait for its dirty pages.
+        let flushed = self.flush_overwritten(cloning);
+        let guard = self.locks.blocking_lock(source);
+        if !self.needs_headroom(cloning)? {
+            return Ok(guard);
+        }
+        if let Some(flush) = flushed {
+            self.index().flushes.insert(source.clone(), flush);
+        }
+        Err(ActError::Busy { volume: source.clone() })
+    }
+
+    /// Writes the dirty pages of a source with headroom. Returns the flush of a source of files, if it was due.
+    fn flush_overwritten(&self, cloning: &Cloning) -> Option<Flush> {
+        let Cloning { source, headroom, .. } = cloning;
+        let (is_block, former) = {
+            let index = self.index();
+            (index.volumes.get(source)?.is_block(), index.flushes.get(source).copied())
+        };
+        if *headroom == Bytes::ZERO || !is_block && !Flush::is_due(former, Instant::now()) {
+            return None;
+        }
+        self.flush_source(source, is_block);
+        (!is_block).then(|| Flush::after(former, Instant::now()))
+    }
+
+    /// Whether a source, which is locked, does not fit its limit without the headroom of this copy.
+    fn needs_headroom(&self, cloning: &Cloning) -> Result<bool, ActError> {
         let Cloning { source, headroom, .. } = cloning;
         if *headroom == Bytes::ZERO {
-            return Ok(());
+            return Ok(false);
         }
-        let (record, limits, former) = {
+        let (record, limits) = {
             let index = self.index();
             // The source was deleted meanwhile.
-            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
-            (record.clone(), index.limits(source, record), index.flushes.get(source).copied())
+            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(false) };
+            (record.clone(), index.limits(source, record))
         };
-        let is_block = record.mode.is_block();
-        let flushes = is_block || Flush::is_due(former, Instant::now());
-        let dir = if flushes { self.flush_source(source, is_block) } else { self.live.open_dir(source.name()).ok() };
-        let Some(dir) = dir else { return Ok(()) };
+        let Ok(dir) = self.live.open_dir(source.name()) else { return Ok(false) };
         let used = self.quotas.settled(record.project).map_err(ActError::Quota)?.used.bytes;
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
-        let exceeds = match record.mode {
-            Mode::Block { allocation: Allocation::Thin } => used > alone,
-            Mode::Block { allocation: Allocation::Thick } => used > alone && has_hole(&dir, record.size)?,
+        match record.mode {
+            Mode::Block { allocation: Allocation::Thin } => Ok(used > alone),
+            Mode::Block { allocation: Allocation::Thick } => Ok(used > alone && has_hole(&dir, record.size)?),
             // Overwritten extents have enlarged the extent maps of the files.
-            Mode::Filesystem { .. } => used > image::taken(alone),
-            Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => false,
-        };
-        if exceeds {
-            if flushes && !is_block {
-                self.index().flushes.insert(source.clone(), Flush::after(former, Instant::now()));
-            }
-            return Err(ActError::Busy { volume: source.clone() });
+            Mode::Filesystem { .. } => Ok(used > image::taken(alone)),
+            Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => Ok(false),
         }
-        Ok(())
     }
 }
 

@@ -121,14 +121,15 @@ impl<'a> Execution<'a> {
             Step::EndSharing => {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
-                self.store.release_headroom(&cloning)?;
+                let _guard = self.store.release_headroom(&cloning)?;
                 // The limits change before the record: when the record has no source, no later pass repeats this step.
                 if !known.record.mode.is_block() {
                     quotas.set_limits(known.record.project, known.record.limits())?;
                 }
                 files.replace(id, &known.record)?;
                 self.put(known);
-                self.store.settle_source(&cloning.source);
+                self.store.lower_limit(&cloning.source);
+                self.store.settle_allocations(&cloning.source, None);
             }
             Step::Publish => {
                 // The later steps need no descriptor of the staged directory.
@@ -172,11 +173,13 @@ impl<'a> Execution<'a> {
                 let record = self.known.as_ref().map(|known| known.record.clone());
                 let cloning = record.as_ref().and_then(|record| record.cloning.as_ref());
                 // No block is shared: the limits were cleared, which needs a project without blocks.
-                if let Some(cloning) = cloning {
-                    Anchor::new(&self.store.anchors, id).clear()?;
-                    self.store.release_headroom(cloning)?;
-                }
-                let _guard = cloning.map(|cloning| self.store.locks.blocking_lock(&cloning.source));
+                let _guard = match cloning {
+                    Some(cloning) => {
+                        Anchor::new(&self.store.anchors, id).clear()?;
+                        Some(self.store.release_headroom(cloning)?)
+                    }
+                    None => None,
+                };
                 // Only this record names the source to a later call, so the allocation size is reset before the record
                 // is removed. The next start also sets the limit of the source.
                 if let Some(cloning) = cloning {

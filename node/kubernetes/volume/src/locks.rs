@@ -9,8 +9,9 @@ use tokio::sync::oneshot;
 
 use crate::VolumeId;
 
-/// A lock per volume, in order of arrival. Clones share the locks; a volume without operations takes no memory, and
-/// waiters that were cancelled are removed when the next one arrives.
+/// A lock per volume, in order of arrival. Clones share the locks. A volume without operations takes no memory, and
+/// waiters that were cancelled are removed when the next one arrives. The field `locks` of [`Store`](crate::Store)
+/// defines the order in which a call locks several volumes.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeLocks(Arc<Mutex<HashMap<VolumeId, VecDeque<Waiter>>>>);
 

@@ -233,7 +233,9 @@ impl Store {
         // A clone first writes the dirty pages of its source, so the pause is short if these are few. The passes have
         // written those of files.
         for request in members.iter().map(|member| member.request).filter(|request| request.mode.is_block()) {
-            let _ = request.source.as_ref().and_then(|source| self.flush_source(source, true));
+            if let Some(source) = &request.source {
+                self.flush_source(source, true);
+            }
         }
         let sources: Vec<_> = want.sources().into_iter().collect();
         let frozen = freezer.freeze(&sources, want.max_pause).map_err(|cause| failed(FreezeError::Freeze(cause)))?;

@@ -53,6 +53,9 @@ pub struct Store {
     size: AtomicU64,
     others: AtomicU64,
     index: Mutex<Index>,
+    /// Lock order: a copy (a clone or snapshot, also that of a rollback) before its source and before the volume of its
+    /// rollback; several copies, and several sources, in the order of their IDs. No operation on an announced volume or
+    /// snapshot locks a copy of it, and only such volumes and snapshots are locked to be cloned.
     pub(crate) locks: VolumeLocks,
     pub(crate) leases: Leases,
     pub(crate) copies: BackgroundCopies,

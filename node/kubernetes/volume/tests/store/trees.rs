@@ -5,12 +5,13 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::Ensured;
 use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::syncfs;
 use reflink::for_each_shared;
@@ -221,6 +222,54 @@ fn a_snapshot_waits_until_its_tenant_has_left_the_headroom() {
     has(&top, 2);
     assert_eq!(node.limits(from.project).bytes, Some(SIZE));
     assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
+}
+
+/// Regression: each check counted the headroom of the other snapshot, both ended, and the limit was below the usage.
+#[test]
+fn two_snapshots_that_end_at_once_do_not_count_the_same_headroom() {
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let (source, from) = node.made(&files("pvc-source"));
+    let (top, names, store) = (node.path("live", &source), ["snapshot-1", "snapshot-2"], &node.store);
+    fs::write(top.join("data"), vec![1; 1 << 20]).unwrap();
+    for name in names {
+        let begun = store.take_snapshot(&id(name), &snapshot_of(&source, name)).unwrap().snapshots;
+        assert_eq!(begun.state, State::Complete);
+    }
+    let allocate = |name: &str, size: i64| {
+        fallocate(File::create(top.join(name)).unwrap(), FallocateFlags::empty(), 0, size).unwrap();
+    };
+    // Both files need the headroom of both snapshots, and one file that of one snapshot.
+    allocate("less", 12 << 20);
+    allocate("more", 24 << 20);
+    for name in names {
+        let waiting = loop {
+            let copying = store.copy_snapshot(&id(name)).unwrap();
+            if copying != Some(Copying::InPart) {
+                break copying;
+            }
+        };
+        assert_eq!(waiting, Some(Copying::Waits), "{name}");
+    }
+    fs::remove_file(top.join("less")).unwrap();
+    let both = &Barrier::new(names.len());
+    let ended = thread::scope(|scope| {
+        let passes = names.map(|name| {
+            scope.spawn(move || {
+                both.wait();
+                store.copy_snapshot(&id(name)).unwrap()
+            })
+        });
+        passes.map(|pass| pass.join().unwrap())
+    });
+    assert!(ended.contains(&None) && ended.contains(&Some(Copying::Waits)), "{ended:?}");
+    assert_eq!(node.limits(from.project).bytes, Some(SIZE.saturating_add(SIZE)));
+
+    fs::remove_file(top.join("more")).unwrap();
+    for name in names {
+        assert_eq!(store.copy_snapshot(&id(name)).unwrap(), None, "{name}");
+    }
+    assert_eq!(node.limits(from.project).bytes, Some(SIZE));
 }
 
 #[test]
