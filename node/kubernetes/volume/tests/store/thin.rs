@@ -79,6 +79,10 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
         let bytes = ["snapshot-1", "snapshot-2", "snapshot-3", "pvc-source"].map(|name| byte(&node, name));
         assert_eq!(bytes, [Some(1), Some(2), Some(3), Some(4)]);
         let grown = node.store.expand(&source, LARGER).unwrap().into_inner();
+        // The snapshots share blocks of the former size.
+        let headroom = Bytes::new(2 * SIZE.get());
+        let larger = grown.mode.reserved(LARGER).saturating_sub(Bytes::new(2 * 512));
+        assert_eq!(node.limits(from.project).bytes, Some(larger.saturating_add(headroom)));
         write(&node, &source, 5);
         removed(&node, "snapshot-2");
         write(&node, &source, 6);
