@@ -166,6 +166,8 @@ pub(crate) struct Provisioner {
     pub(crate) metrics: Metrics,
     /// The watch's copy of the PVs of this node.
     pub(crate) watched_pvs: Mutex<Option<reflector::Store<PersistentVolume>>>,
+    /// The watch's copy of the claims that are relevant to this node.
+    pub(crate) watched_claims: Mutex<Option<reflector::Store<PersistentVolumeClaim>>>,
 }
 
 impl Provisioner {
@@ -187,6 +189,7 @@ impl Provisioner {
             index: PvIndex::new(node.clone()),
             listings: Listings::default(),
             watched_pvs: Mutex::default(),
+            watched_claims: Mutex::default(),
             store,
             node,
             client,
@@ -203,6 +206,11 @@ impl Provisioner {
     pub(crate) fn watched_pv_of(&self, id: &VolumeId) -> Option<Arc<PersistentVolume>> {
         let watched = self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner);
         watched.as_ref()?.find(|pv| object::volume_of(pv, &self.node).as_ref() == Some(id))
+    }
+
+    /// The latest copy of the claim from the watch.
+    pub(crate) fn watched_claim(&self, claim: &ObjectRef<PersistentVolumeClaim>) -> Option<Arc<PersistentVolumeClaim>> {
+        self.watched_claims.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(claim)
     }
 
     /// Whether the claim names this node, or is bound to a PV of it. PVs are not enough: their watch may be behind, and

@@ -95,7 +95,7 @@ impl Provisioner {
         Ok(())
     }
 
-    fn claim_of(&self, id: &VolumeId) -> Option<ObjectReference> {
+    pub(crate) fn claim_of(&self, id: &VolumeId) -> Option<ObjectReference> {
         self.watched_pv_of(id)?.spec.as_ref()?.claim_ref.clone()
     }
 

@@ -63,7 +63,6 @@ mod pv {
     pub(crate) mod apply;
     pub(crate) mod object;
     pub(crate) mod plan;
-    pub(crate) mod wake;
 }
 mod resize {
     pub(crate) mod apply;
@@ -85,6 +84,7 @@ mod snapshot {
 }
 mod sweep;
 mod topology;
+mod wake;
 
 pub use capacity::apply::{WithdrawError, withdraw_capacity};
 use cluster::quantity;

@@ -19,6 +19,7 @@ use crate::context::{Provisioner, RunError};
 use crate::controller::{Watched, control};
 use crate::notice::{self, NoticeQueue};
 use crate::pv::object;
+use crate::wake::woken;
 use crate::{
     Metrics, arrival, capacity, claim, classes, discard, drift, group, health, node_events, pv, snapshot, sweep,
 };
@@ -60,7 +61,9 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
-        let watched = Watched { writer: Writer::default(), what: "claims", parallel, woken: None };
+        let woken = Some(woken(Arc::clone(&context), Provisioner::wake_rollback).boxed());
+        let watched = Watched { writer: Writer::default(), what: "claims", parallel, woken };
+        *context.watched_claims.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched.writer.as_reader());
         let (observer, keeper) = (Arc::clone(&context), Arc::clone(&context));
         let events = watcher(api, watcher::Config::default())
             .modify(arrival::trim_claim)
@@ -79,7 +82,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     });
     let context = shared();
     let volumes = cx.start("volumes", move |cx| {
-        let woken = Some(pv::wake::woken(Arc::clone(&context)).boxed());
+        let woken = Some(woken(Arc::clone(&context), Provisioner::wake_removals).boxed());
         let watched = Watched { writer: Writer::default(), what: "volumes", parallel, woken };
         *context.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched.writer.as_reader());
         let (indexed, keeper) = (Arc::clone(&context), Arc::clone(&context));

@@ -25,9 +25,6 @@ use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 use crate::snapshot::object::{Content, Snapshot};
 use crate::sweep::round::Failed;
 
-/// Retry interval while a pod has the volume. An unpublish wakes only removals.
-const IN_USE: Duration = Duration::from_secs(5);
-
 /// Runs one pass over the rollback of a claim. Returns the pause until the next pass.
 pub(crate) async fn roll_back_claim(
     claim: &PersistentVolumeClaim,
@@ -35,44 +32,39 @@ pub(crate) async fn roll_back_claim(
     step: Step,
     provisioner: &Provisioner,
 ) -> Result<Option<Duration>, Error> {
-    let uid = claim.uid().unwrap_or_default();
-    let snapshot = match &step {
+    let (snapshot, kept) = match &step {
         Step::Done => return Ok(None),
-        Step::RollBack { snapshot, .. } => snapshot.clone(),
-        Step::Cancel(kept) => kept.to_string(),
+        Step::RollBack { snapshot, kept } => (snapshot.clone(), kept.as_ref()),
+        Step::Cancel(kept) => (kept.to_string(), None),
     };
-    // The back-off key includes the snapshot, so that another snapshot is tried at once.
-    let key = format!("{uid} rollback {snapshot}");
+    let key = backoff_key(claim, &snapshot, kept);
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Some(left));
     }
     let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Outcome::Occupied.next()) };
-    let waits = |wait: RollbackWait| format!("{key} waits for {wait:?}");
-    let report = |wait: RollbackWait, error: &volume::Error| {
-        if !provisioner.attempts.is_failing(&waits(wait)) {
-            provisioner.events.rollback_waits(claim, &snapshot, wait, error);
-            provisioner.attempts.failed(&waits(wait));
-        }
-    };
+    let shared = format!("{key} waits for clones");
     match provisioner.roll_back(claim, id, step).await {
         Ok(outcome) => {
             if outcome != Outcome::Occupied {
                 provisioner.attempts.succeeded(&key);
-                for wait in [RollbackWait::Pods, RollbackWait::Clones] {
-                    provisioner.attempts.succeeded(&waits(wait));
-                }
+                provisioner.attempts.succeeded(&shared);
             }
             Ok(outcome.next())
         }
         Err(error @ (Error::Api(_) | Error::Panicked(_))) => Err(error),
         Err(Error::Store(error)) if error.is_in_use() => {
-            report(RollbackWait::Pods, &error);
-            Ok(Some(IN_USE))
+            provisioner.events.rollback_waits(claim, &snapshot, RollbackWait::Pods, &error);
+            let retry = provisioner.attempts.failed_until_woken(&key);
+            debug!(volume = %id, %error, attempt = retry.attempt, "rollback waits");
+            Ok(Some(retry.after))
         }
         // A clone or snapshot of the volume is being created. A tenant that exceeds the size of its source delays its
         // end.
         Err(Error::Store(error @ volume::Error::Rollback { source: RollbackError::Shared, .. })) => {
-            report(RollbackWait::Clones, &error);
+            if !provisioner.attempts.is_failing(&shared) {
+                provisioner.events.rollback_waits(claim, &snapshot, RollbackWait::Clones, &error);
+                provisioner.attempts.failed(&shared);
+            }
             Ok(Outcome::Occupied.next())
         }
         Err(Error::Store(volume::Error::Rollback { source: source @ RollbackError::Opened, .. })) => {
@@ -87,6 +79,13 @@ pub(crate) async fn roll_back_claim(
             Ok(Some(retry.after))
         }
     }
+}
+
+/// Back-off key of the rollback of a claim. It includes the snapshot and the ID of the kept one, so that another
+/// request is tried at once.
+pub(crate) fn backoff_key(claim: &PersistentVolumeClaim, snapshot: &str, kept: Option<&VolumeId>) -> String {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    format!("{uid} rollback {snapshot} {}", kept.map_or("", VolumeId::as_str))
 }
 
 impl Provisioner {
@@ -455,63 +454,139 @@ async fn create(
 #[cfg(test)]
 mod tests {
     use std::iter;
+    use std::path::Path;
+    use std::pin::pin;
     use std::sync::Arc;
     use std::time::SystemTime;
 
     use cluster::snapshot::MANAGED_BY;
     use envtest::FakeVolumes;
     use fsquota::ProjectId;
+    use futures::{FutureExt as _, StreamExt as _};
+    use kube::Resource;
+    use kube::runtime::reflector::{self, ObjectRef, Store};
+    use kube::runtime::watcher::Event;
+    use tokio::time::advance;
     use units::Bytes;
     use volume::{Allocation, DRIVER_NAME, Mode, Owner, Sharing, State};
 
     use super::*;
     use crate::Metrics;
     use crate::fixture::{self, NODE, id};
+    use crate::listing;
+    use crate::wake::woken;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A claim with a copy of its snapshot.
+    struct Fixture {
+        provisioner: Arc<Provisioner>,
+        disk: Arc<FakeVolumes>,
+        claim: PersistentVolumeClaim,
+        volume: VolumeId,
+        source: VolumeId,
+        kept: VolumeId,
+    }
+
+    impl Fixture {
+        /// The copy was begun when the volume had this size. The API server accepts no new object.
+        fn with_size(size: Bytes) -> Self {
+            let client = fixture::client(|request| {
+                let path = request.uri().path();
+                let object = if path.ends_with("/volumesnapshots/before") {
+                    let status = json!({"boundVolumeSnapshotContentName": "content", "readyToUse": true});
+                    json!({"metadata": {"name": "before", "uid": "s"}, "status": status})
+                } else if path.ends_with("/volumesnapshotcontents/content") {
+                    json!({
+                        "metadata": {"name": "content", "uid": "c", "labels": {MANAGED_BY: NODE}},
+                        "spec": {
+                            "driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-1"},
+                            "volumeSnapshotRef": {"namespace": "shop", "name": "before", "uid": "s"},
+                        },
+                        "status": {"readyToUse": true},
+                    })
+                } else {
+                    return Some(fixture::no_kind());
+                };
+                Some((200, object.to_string()))
+            });
+            let [volume, source, kept] = ["pvc-1", "snapshot-c", "snapshot-u-7"].map(id);
+            let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+            let (thick, taken) = (Allocation::Thick, SystemTime::UNIX_EPOCH);
+            disk.put(&volume, fixture::record(Mode::Block { allocation: thick }, State::Announced));
+            let snapshot = |state| fixture::record(Mode::Snapshot { taken, sharing: Sharing::Temporary }, state);
+            disk.put(&source, snapshot(State::Announced));
+            let project = ProjectId::new(8).expect("an ID");
+            let rollback = Rollback { volume: volume.clone(), source: source.clone(), project, allocation: thick };
+            disk.put(&kept, Record { owner: Owner::Rollback(rollback), size, ..snapshot(State::Staged) });
+            let claim = json!({"metadata": {
+                "name": "data", "namespace": "shop", "uid": "u", "resourceVersion": "7",
+                "annotations": {RESTORE_FROM: "before", ROLLBACK: kept.as_str()},
+            }});
+            let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
+            let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+            Self { provisioner: Arc::new(provisioner), disk, claim, volume, source, kept }
+        }
+    }
+
+    /// The watch's copy of an object.
+    fn watched<K: Resource<DynamicType = ()> + Clone + 'static>(object: K) -> Option<Store<K>> {
+        let (store, mut writer) = reflector::store::<K>();
+        writer.apply_watcher_event(&Event::Apply(object));
+        Some(store)
+    }
 
     /// Regression: a pass whose copy was removed ended like one that waits for other passes.
     #[tokio::test]
     async fn a_rollback_of_an_expanded_volume_begins_again_at_once() {
-        let client = fixture::client(|request| {
-            let path = request.uri().path();
-            let object = if path.ends_with("/volumesnapshots/before") {
-                let status = json!({"boundVolumeSnapshotContentName": "content", "readyToUse": true});
-                json!({"metadata": {"name": "before", "uid": "s"}, "status": status})
-            } else if path.ends_with("/volumesnapshotcontents/content") {
-                json!({
-                    "metadata": {"name": "content", "uid": "c", "labels": {MANAGED_BY: NODE}},
-                    "spec": {
-                        "driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-1"},
-                        "volumeSnapshotRef": {"namespace": "shop", "name": "before", "uid": "s"},
-                    },
-                    "status": {"readyToUse": true},
-                })
-            } else {
-                return Some(fixture::no_kind());
-            };
-            Some((200, object.to_string()))
-        });
-        let [volume, source, kept] = ["pvc-1", "snapshot-c", "snapshot-u-7"].map(id);
-        let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
-        let (thick, taken) = (Allocation::Thick, SystemTime::UNIX_EPOCH);
-        disk.put(&volume, fixture::record(Mode::Block { allocation: thick }, State::Announced));
-        let snapshot = |state| fixture::record(Mode::Snapshot { taken, sharing: Sharing::Temporary }, state);
-        disk.put(&source, snapshot(State::Announced));
-        let project = ProjectId::new(8).expect("an ID");
-        let rollback = Rollback { volume: volume.clone(), source, project, allocation: thick };
-        let half = Bytes::new(Bytes::GIB.get() / 2);
-        disk.put(&kept, Record { owner: Owner::Rollback(rollback), size: half, ..snapshot(State::Staged) });
-        let claim = json!({"metadata": {"name": "data", "namespace": "shop", "uid": "u", "resourceVersion": "7"}});
-        let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
-        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
-        let pass = async || {
-            let step = Step::RollBack { snapshot: "before".to_owned(), kept: Some(kept.clone()) };
-            provisioner.roll_back(&claim, &volume, step).await.expect("it does not fail")
-        };
+        let fixture = Fixture::with_size(Bytes::new(Bytes::GIB.get() / 2));
+        let Fixture { provisioner, disk, claim, volume, kept, .. } = &fixture;
+        let pass = async || provisioner.roll_back(claim, volume, plan::next(claim)).await.expect("it does not fail");
         let places: Vec<_> = iter::from_fn(|| provisioner.removal_place()).collect();
         assert_eq!(pass().await, Outcome::Occupied);
-        assert!(disk.record(&kept).is_some(), "other removals have all places");
+        assert!(disk.record(kept).is_some(), "other removals have all places");
         drop(places);
         assert_eq!(pass().await, Outcome::Copying(NEXT_PASS));
-        assert_eq!(disk.record(&kept), None);
+        assert_eq!(disk.record(kept), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unpublish_ends_the_back_off_of_the_rollback_of_its_volume() {
+        let fixture = Fixture::with_size(Bytes::GIB);
+        let Fixture { provisioner, disk, claim, volume, source, .. } = &fixture;
+        let mut pv = listing::tests::pv("pvc-1", "pvc-1", NODE);
+        pv.spec.as_mut().expect("a spec").claim_ref = Some(claim.object_ref(&()));
+        *provisioner.watched_pvs.lock().expect("the PVs") = watched(pv);
+        *provisioner.watched_claims.lock().expect("the claims") = watched(claim.clone());
+        let mut woken = pin!(woken(Arc::clone(provisioner), Provisioner::wake_rollback));
+        let pass = async || roll_back_claim(claim, volume, plan::next(claim), provisioner).await;
+
+        disk.set_published(volume, Some(Path::new("/target")));
+        for _ in 0..10 {
+            let pause = pass().await.expect("it waits").expect("a pause");
+            advance(pause).await;
+        }
+        let pause = pass().await.expect("it waits");
+        assert!(pause > Some(Duration::from_mins(1)), "{pause:?}");
+        disk.set_published(&id("pvc-2"), None);
+        assert_eq!(woken.next().now_or_never(), None, "another volume");
+        disk.set_published(volume, None);
+        let woken = woken.next().now_or_never().flatten();
+        assert_eq!(woken, Some(ObjectRef::from_obj(claim)));
+        assert_eq!(pass().await.expect("it waits"), Some(SECOND), "a second after the last pass at the earliest");
+        assert_eq!(disk.source(volume), None);
+        advance(SECOND).await;
+        pass().await.expect_err("the API server accepts no new object");
+        assert_eq!(disk.source(volume).as_ref(), Some(source));
+    }
+
+    /// A claim whose rollback waits may request another one.
+    #[test]
+    fn another_request_has_another_back_off() {
+        let claim = PersistentVolumeClaim::default();
+        let [first, second] = ["snapshot-u-7", "snapshot-u-8"].map(id);
+        let requests = [("before", None), ("before", Some(&first)), ("before", Some(&second)), ("other", Some(&first))];
+        let keys: BTreeSet<_> = requests.iter().map(|(name, kept)| backoff_key(&claim, name, *kept)).collect();
+        assert_eq!(keys.len(), requests.len());
     }
 }

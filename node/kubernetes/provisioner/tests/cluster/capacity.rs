@@ -110,7 +110,7 @@ async fn delete_class(node: &Node, name: &str) -> Result<(), Failure> {
     remove(&Api::<StorageClass>::all(node.admin.clone()), name).await
 }
 
-fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {
+pub(crate) fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {
     let text = TextEncoder::new().encode_to_string(&node.registry.gather())?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     Ok(line.map(str::parse).transpose()?)

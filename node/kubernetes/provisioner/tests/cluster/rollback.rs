@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use cluster::snapshot::group::HANDLE;
@@ -19,6 +19,7 @@ use volume::{
     Allocation, Claim, Cloning, Mode, Owner, Record, Rollback, RollbackRequest, Sharing, State, VolumeId, Volumes,
 };
 
+use crate::capacity::metric;
 use crate::node::{Node, until};
 
 /// A node with a bound claim `data`, and its snapshot `before`.
@@ -198,8 +199,19 @@ pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>)
         Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
     })
     .await?;
+    let in_use = r#"granary_volume_operations_total{operation="roll_back",result="in_use"}"#;
+    let passes = || metric(node, in_use).ok().flatten().unwrap_or_default();
+    let before = passes();
+    until("five more passes", async || {
+        let more = passes() - before;
+        Ok((more < 5.0).then(|| more.to_string()))
+    })
+    .await?;
+    // By the back-off alone, the next pass would follow after 8 seconds or more.
+    let begin = Instant::now();
     node.volumes.set_published(volume, None);
     fixture.ended().await?;
+    assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
     assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
     fixture.end().await
 }

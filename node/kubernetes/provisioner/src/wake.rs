@@ -1,12 +1,12 @@
-//! Retries removals that failed because a pod had the volume, when the volume is unpublished.
+//! Retries removals and rollbacks that failed because a pod had the volume, when the volume is unpublished.
 //!
 //! A notification that is lost, or that precedes the end of the failed pass, costs only the back-off. No state is kept:
-//! the index has the PVs, and the back-off of a removal whether it waits.
+//! the index and the watches have the objects, and the back-off of an object whether it waits.
 
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::broadcast::error::RecvError;
 use volume::VolumeId;
@@ -15,10 +15,15 @@ use crate::backoff::Retry;
 use crate::context::Provisioner;
 use crate::discard::apply::backoff_key;
 use crate::error::Error;
+use crate::rollback;
+use crate::rollback::plan::Step;
 
-/// PVs whose deletion waits for an unpublish, when a target of their volume is removed. Also wakes the removals of data
-/// in the trash.
-pub(crate) fn woken(provisioner: Arc<Provisioner>) -> impl Stream<Item = ObjectRef<PersistentVolume>> {
+/// Objects that wait for an unpublish, when a target of their volume is removed. `wake` ends the back-off of those of a
+/// volume, and returns them.
+pub(crate) fn woken<Objects: IntoIterator>(
+    provisioner: Arc<Provisioner>,
+    wake: fn(&Provisioner, &VolumeId) -> Objects,
+) -> impl Stream<Item = Objects::Item> {
     let volumes = stream::unfold(provisioner.store.calls().unpublishes(), |mut unpublishes| async move {
         loop {
             match unpublishes.recv().await {
@@ -28,7 +33,7 @@ pub(crate) fn woken(provisioner: Arc<Provisioner>) -> impl Stream<Item = ObjectR
             }
         }
     });
-    volumes.flat_map(move |id| stream::iter(provisioner.wake_removals(&id)))
+    volumes.flat_map(move |id| stream::iter(wake(&provisioner, &id)))
 }
 
 impl Provisioner {
@@ -37,13 +42,23 @@ impl Provisioner {
         if error.is_in_use() { self.attempts.failed_until_woken(key) } else { self.attempts.failed(key) }
     }
 
-    /// Ends the back-off of the removals of a volume that wait for an unpublish. Returns their PVs.
-    fn wake_removals(&self, id: &VolumeId) -> Vec<ObjectRef<PersistentVolume>> {
+    /// Ends the back-off of the removals of a volume that wait for an unpublish, also of its data in the trash. Returns
+    /// their PVs.
+    pub(crate) fn wake_removals(&self, id: &VolumeId) -> Vec<ObjectRef<PersistentVolume>> {
         if self.attempts.wake(&backoff_key(id)) {
             self.discards.added.notify_one();
         }
         let deleted = self.index.deleted(id).into_iter();
         deleted.filter(|(_, uid)| self.attempts.wake(uid)).map(|(name, _)| ObjectRef::new(&name)).collect()
+    }
+
+    /// Ends the back-off of the rollback of a volume that waits for an unpublish. Returns its claim.
+    pub(crate) fn wake_rollback(&self, id: &VolumeId) -> Option<ObjectRef<PersistentVolumeClaim>> {
+        let found = self.claim_of(id)?;
+        let claim = ObjectRef::<PersistentVolumeClaim>::new(found.name.as_deref()?).within(found.namespace.as_deref()?);
+        let watched = self.watched_claim(&claim)?;
+        let Step::RollBack { snapshot, kept } = rollback::plan::next(&watched) else { return None };
+        self.attempts.wake(&rollback::apply::backoff_key(&watched, &snapshot, kept.as_ref())).then_some(claim)
     }
 }
 
@@ -84,7 +99,7 @@ mod tests {
         for event in [Event::Init, Event::InitApply(released()), Event::InitDone] {
             provisioner.index.update(&Ok(event));
         }
-        let mut woken = pin!(woken(Arc::clone(&provisioner)));
+        let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
         disk.set_published(&own, Some(Path::new("/target")));
         let pv = Arc::new(released());
         for _ in 0..5 {
@@ -113,7 +128,7 @@ mod tests {
     async fn an_unpublish_wakes_the_removal_of_data_that_was_in_use() {
         let own = id("pvc-1");
         let (provisioner, disk) = fixture::unanswered(&[&own]);
-        let mut woken = pin!(woken(Arc::clone(&provisioner)));
+        let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
         let in_use = Error::Store(volume::Error::Published { id: own.clone(), target: "/target".into() });
         for (error, is_woken) in [(in_use, true), (Error::NoUid, false)] {
             provisioner.removal_failed(&backoff_key(&own), &error);
