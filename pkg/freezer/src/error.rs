@@ -75,6 +75,8 @@ pub enum FreezeError {
         budget: Duration,
         /// Time until all processes were frozen; `None` if some never were.
         freeze: Option<Duration>,
+        /// Time from the first request to freeze to the end of the last request to thaw.
+        total: Duration,
     },
     /// Another process thawed a cgroup. Its processes may have run.
     #[error("another process thawed the cgroup {path} too early")]

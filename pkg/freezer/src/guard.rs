@@ -74,11 +74,22 @@ enum End {
     Changed,
 }
 
+/// The reason to thaw the cgroups, and the start of the pause.
+enum PauseEnd {
+    /// The program asked to thaw.
+    Asked { begin: Instant },
+    /// The budget was exceeded. Contains the time until all processes were frozen, if they were.
+    Late { begin: Instant, freeze: Option<Duration> },
+}
+
 fn serve(program: &Connection<'_>, request: &Request) -> Result<Reply, FreezeError> {
     let hold = Hold(lock_all(program, request)?);
     let held = hold_frozen(program, request.budget, &hold.0);
     hold.thaw()?;
-    held.map(|begin| Reply::Thawed(begin.elapsed()))
+    Ok(match held? {
+        PauseEnd::Asked { begin } => Reply::Thawed(begin.elapsed()),
+        PauseEnd::Late { begin, freeze } => Reply::Late { total: begin.elapsed(), freeze },
+    })
 }
 
 /// Opens and locks all cgroups. If one of them cannot be frozen, thaws those that an earlier run left frozen, before
@@ -127,9 +138,8 @@ fn lock(program: &Connection<'_>, turn: Instant, cgroup: &Cgroup) -> Result<bool
     Ok(true)
 }
 
-/// Freezes the cgroups until the program asks to thaw them, has ended, or exceeds the budget. Returns the start of the
-/// pause.
-fn hold_frozen(program: &Connection<'_>, budget: Duration, cgroups: &[Cgroup]) -> Result<Instant, FreezeError> {
+/// Freezes the cgroups until the program asks to thaw them, has ended, or exceeds the budget.
+fn hold_frozen(program: &Connection<'_>, budget: Duration, cgroups: &[Cgroup]) -> Result<PauseEnd, FreezeError> {
     for cgroup in cgroups {
         cgroup.mark()?;
     }
@@ -139,11 +149,11 @@ fn hold_frozen(program: &Connection<'_>, budget: Duration, cgroups: &[Cgroup]) -
         cgroup.freeze()?;
     }
     if wait_until_frozen(program, deadline, cgroups)? != End::Changed {
-        return Err(FreezeError::Late { budget, freeze: None });
+        return Ok(PauseEnd::Late { begin, freeze: None });
     }
     let freeze = begin.elapsed();
     if program.send_reply(&Reply::Frozen(freeze)).is_err() || wait(program.as_fd(), &[], deadline) == End::Deadline {
-        return Err(FreezeError::Late { budget, freeze: Some(freeze) });
+        return Ok(PauseEnd::Late { begin, freeze: Some(freeze) });
     }
     // `is_frozen` is not used: a process that enters the cgroup, or is killed, clears that state for a moment without
     // running.
@@ -154,7 +164,7 @@ fn hold_frozen(program: &Connection<'_>, budget: Duration, cgroups: &[Cgroup]) -
     }
     // If the message is not a request to thaw, the program has ended, and the reply reaches no process.
     program.receive_thaw();
-    Ok(begin)
+    Ok(PauseEnd::Asked { begin })
 }
 
 /// Waits until all cgroups are frozen ([`End::Changed`]), the program has ended ([`End::Message`]), or the deadline.

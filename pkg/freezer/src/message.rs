@@ -53,8 +53,12 @@ pub(crate) enum Reply {
     Frozen(Duration),
     /// The duration of the pause.
     Thawed(Duration),
-    /// The budget was exceeded. Contains the time until all processes were frozen, if they were.
-    Late(Option<Duration>),
+    /// The budget was exceeded. Contains the duration of the pause, and the time until all processes were frozen, if
+    /// they were.
+    Late {
+        total: Duration,
+        freeze: Option<Duration>,
+    },
     AlreadyFrozen(PathBuf),
     ThawedByOther(PathBuf),
     Failed {
@@ -70,8 +74,10 @@ impl Reply {
         match self {
             Self::Frozen(time) => [&b"F"[..], &nanoseconds(*time)].concat(),
             Self::Thawed(time) => [&b"T"[..], &nanoseconds(*time)].concat(),
-            Self::Late(None) => b"L".to_vec(),
-            Self::Late(Some(time)) => [&b"L"[..], &nanoseconds(*time)].concat(),
+            Self::Late { total, freeze: None } => [&b"L"[..], &nanoseconds(*total)].concat(),
+            Self::Late { total, freeze: Some(freeze) } => {
+                [&b"L"[..], &nanoseconds(*total), &nanoseconds(*freeze)].concat()
+            }
             Self::AlreadyFrozen(path) => with_path(b"A", path),
             Self::ThawedByOther(path) => with_path(b"O", path),
             Self::Failed { operation, path, errno } => {
@@ -88,7 +94,10 @@ impl Reply {
         Some(match tag {
             b'F' => Self::Frozen(duration(rest)?.0),
             b'T' => Self::Thawed(duration(rest)?.0),
-            b'L' => Self::Late(duration(rest).map(|(time, _)| time)),
+            b'L' => {
+                let (total, rest) = duration(rest)?;
+                Self::Late { total, freeze: duration(rest).map(|(time, _)| time) }
+            }
             b'A' => Self::AlreadyFrozen(path(rest)),
             b'O' => Self::ThawedByOther(path(rest)),
             b'E' => {
@@ -107,8 +116,10 @@ impl Reply {
             FreezeError::Cgroup { operation, path, errno } => Self::Failed { operation, path, errno },
             FreezeError::AlreadyFrozen { path } => Self::AlreadyFrozen(path),
             FreezeError::Thawed { path } => Self::ThawedByOther(path),
-            FreezeError::Late { freeze, .. } => Self::Late(freeze),
-            FreezeError::Start(_) | FreezeError::TooMany | FreezeError::Guard => Self::Late(None),
+            FreezeError::Late { freeze, total, .. } => Self::Late { total, freeze },
+            FreezeError::Start(_) | FreezeError::TooMany | FreezeError::Guard => {
+                Self::Late { total: Duration::ZERO, freeze: None }
+            }
         }
     }
 
@@ -116,7 +127,7 @@ impl Reply {
     pub(crate) fn into_error(self, budget: Duration) -> FreezeError {
         match self {
             Self::Frozen(_) | Self::Thawed(_) => FreezeError::Guard,
-            Self::Late(freeze) => FreezeError::Late { budget, freeze },
+            Self::Late { total, freeze } => FreezeError::Late { budget, freeze, total },
             Self::AlreadyFrozen(path) => FreezeError::AlreadyFrozen { path },
             Self::ThawedByOther(path) => FreezeError::Thawed { path },
             Self::Failed { operation, path, errno } => FreezeError::Cgroup { operation, path, errno },
@@ -211,9 +222,10 @@ mod tests {
         let (program, guard) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
         Connection::new(&program).send_thaw().unwrap();
-        Connection::new(&guard).send_reply(&Reply::Late(None)).unwrap();
+        let late = Reply::Late { total: Duration::from_secs(2), freeze: None };
+        Connection::new(&guard).send_reply(&late).unwrap();
         drop(guard);
-        assert_eq!(Connection::new(&program).receive_reply(), Some(Reply::Late(None)));
+        assert_eq!(Connection::new(&program).receive_reply(), Some(late));
         assert_eq!(Connection::new(&program).receive_reply(), None);
     }
 
@@ -229,8 +241,8 @@ mod tests {
         let replies = [
             Reply::Frozen(time),
             Reply::Thawed(time),
-            Reply::Late(Some(time)),
-            Reply::Late(None),
+            Reply::Late { total: time, freeze: Some(time / 2) },
+            Reply::Late { total: time, freeze: None },
             Reply::AlreadyFrozen(path.clone()),
             Reply::ThawedByOther(path.clone()),
         ];
@@ -241,7 +253,7 @@ mod tests {
 
     #[test]
     fn other_messages_are_not_decoded() {
-        for message in [&b""[..], b"x", b"F123", b"E", b"E\x09abcdpath", b"E\x01ab"] {
+        for message in [&b""[..], b"x", b"F123", b"L", b"E", b"E\x09abcdpath", b"E\x01ab"] {
             assert_eq!(Reply::decode(message), None, "{message:?}");
         }
         assert_eq!(Request::decode(b"short"), None);

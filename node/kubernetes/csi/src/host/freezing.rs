@@ -112,7 +112,12 @@ impl PublishedPods {
             }
         }
         let unlimited = self.unlimited(&pods);
-        let frozen = if cgroups.is_empty() { None } else { Some(freeze((self.guard)(), &cgroups, budget)?) };
+        let frozen = if cgroups.is_empty() { None } else { Some(freeze((self.guard)(), &cgroups, budget)) };
+        let frozen = frozen.transpose().inspect_err(|error| {
+            if let Some(pause) = late(error) {
+                observe(&self.directories, pause, Duration::ZERO);
+            }
+        })?;
         Ok(Stopped { frozen, since: Instant::now(), unlimited, _publishing: publishing })
     }
 
@@ -144,13 +149,33 @@ impl FrozenPods for Stopped {
     fn thaw(mut self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>> {
         if let Some(frozen) = self.frozen.take() {
             let clone = self.since.elapsed();
-            let Pause { freeze, total } = frozen.thaw()?;
-            let thaw = total.saturating_sub(freeze).saturating_sub(clone);
-            info!(pause = ?total, ?freeze, ?clone, "pods of the volume were frozen");
-            self.unlimited.directories.volumes().calls().observe_pause(PodPause { freeze, clone, thaw });
+            let thawed = frozen.thaw();
+            if let Some(pause) = thawed.as_ref().map_or_else(late, |pause| Some(*pause)) {
+                observe(&self.unlimited.directories, pause, clone);
+            }
+            thawed?;
         }
         Ok(())
     }
+}
+
+/// The pause that exceeded its budget. If some processes never stopped, the pods were only being frozen.
+fn late(error: &FreezeError) -> Option<Pause> {
+    let FreezeError::Late { freeze, total, .. } = *error else { return None };
+    Some(Pause { freeze: freeze.unwrap_or(total), total })
+}
+
+/// Phases of a pause. If it exceeded its budget, the pods ran again during the clone.
+fn phases(Pause { freeze, total }: Pause, clone: Duration) -> PodPause {
+    let rest = total.saturating_sub(freeze);
+    let clone = clone.min(rest);
+    PodPause { freeze, clone, thaw: rest - clone }
+}
+
+fn observe(directories: &PublishedDirectories, pause: Pause, clone: Duration) {
+    let phases = phases(pause, clone);
+    info!(pause = ?pause.total, freeze = ?phases.freeze, clone = ?phases.clone, "pods of the volume were frozen");
+    directories.volumes().calls().observe_pause(phases);
 }
 
 /// UID of the pod whose directory contains the target, or that gets the device at the target.
@@ -183,6 +208,18 @@ mod tests {
         for other in ["/mnt", "/data/kubelet/plugins/11-22", "/data/kubelet/pods", "/data/kubelet"] {
             assert_eq!(of(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn the_phases_of_a_pause_are_its_duration() {
+        let [zero, one, two, five] = [0, 1, 2, 5].map(Duration::from_secs);
+        let in_time = phases(Pause { freeze: one, total: five }, two);
+        assert_eq!(in_time, PodPause { freeze: one, clone: two, thaw: two });
+        let error = |freeze| FreezeError::Late { budget: two, freeze, total: two };
+        let of_late = |freeze, clone| phases(late(&error(freeze)).expect("a pause"), clone);
+        assert_eq!(of_late(Some(one), five), PodPause { freeze: one, clone: one, thaw: zero });
+        assert_eq!(of_late(None, zero), PodPause { freeze: two, clone: zero, thaw: zero });
+        assert_eq!(late(&FreezeError::Guard), None);
     }
 
     #[test]
