@@ -39,7 +39,8 @@ pub trait Host: Send + Sync + 'static {
 
     fn act(&self, at: &mut Self::At, step: Step) -> Result<(), ActError>;
 
-    /// Announces that a target of the volume is removed, and its device if no other target has it.
+    /// Announces that a target of the volume is removed, and its device if no other target has it. The caller announces
+    /// nothing while a device without a target stays attached: the volume is still in use.
     fn unpublished(&self, volume: &VolumeId);
 
     /// Limits and usage of a volume, if it is at this path.

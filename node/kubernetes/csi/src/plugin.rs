@@ -220,8 +220,12 @@ impl<H: Host> Plugin<H> {
         let (host, guard) = (Arc::clone(&self.host), self.locks.lock(&volume).await);
         spawn_blocking(move || {
             let _guard = guard;
-            if let Err(reason) = host.release(&volume) {
-                warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
+            match host.release(&volume) {
+                // An unpublish whose detach failed has announced nothing, and its next try may find no device.
+                Ok(()) => host.unpublished(&volume),
+                Err(reason) => {
+                    warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
+                }
             }
             volume
         })

@@ -138,6 +138,31 @@ async fn an_unpublish_is_announced_once_and_after_the_detach() {
     assert_eq!(host.unpublished(), [(fake::id("pvc-1"), 1), (fake::id("pvc-1"), 0)]);
 }
 
+/// Regression: if the plugin itself detached the device before the kubelet tried again, nothing was announced.
+#[tokio::test]
+async fn an_unpublish_whose_detach_failed_is_announced_when_the_device_is_detached() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let mut client = node.kubelet.client().await;
+    let mut expected = Vec::new();
+    for is_detached_by_the_plugin in [false, true] {
+        client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect("publish");
+        host.fail(Step::Detach);
+        let failed = client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await;
+        assert_eq!(failed.expect_err("it fails").code(), Code::Internal);
+        assert_eq!((host.unpublished(), host.devices()), (expected.clone(), 1), "the device is attached");
+        host.succeed();
+        if is_detached_by_the_plugin {
+            host.leave_idle("pvc-1");
+            eventually("the device is detached", || host.devices() == 0).await;
+        }
+        client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await.expect("unpublish");
+        expected.push((fake::id("pvc-1"), 0));
+        eventually("the unpublish is announced", || host.unpublished() == expected).await;
+    }
+}
+
 #[tokio::test]
 async fn a_revoked_detach_is_counted_by_volume_and_forgotten_with_it() {
     let host = FakeHost::default();

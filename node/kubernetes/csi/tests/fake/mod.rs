@@ -115,7 +115,8 @@ impl FakeHost {
         self.state().steps.clone()
     }
 
-    /// The volumes whose targets were removed, in order, each with the number of loop devices at that time.
+    /// The volumes whose targets or idle devices were removed, in order, each with the number of loop devices at that
+    /// time.
     pub fn unpublished(&self) -> Vec<(VolumeId, usize)> {
         self.state().unpublished.clone()
     }
@@ -125,7 +126,8 @@ impl FakeHost {
         self.state().devices.len()
     }
 
-    /// Leaves an attached image without a target, like a killed plugin. The next watch of the devices finds it.
+    /// Leaves an attached image without a target, like a killed plugin or a failed detach. The next watch of the
+    /// devices finds it.
     pub fn leave_idle(&self, volume: &str) {
         let mut state = self.state();
         state.devices.insert((id(volume), false), Bytes::GIB);
@@ -200,6 +202,11 @@ impl FakeHost {
 
     pub fn fail(&self, step: Step) {
         self.state().fails = Some(step);
+    }
+
+    /// Ends the effect of [`FakeHost::fail`].
+    pub fn succeed(&self) {
+        self.state().fails = None;
     }
 
     /// Whether no target exists.
