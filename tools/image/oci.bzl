@@ -10,7 +10,7 @@ def _oci_archive_impl(ctx):
         reference = ctx.attr.reference,
         layers = [layer.path for layer in ctx.files.layers],
         program = struct(path = ctx.attr.path, file = binary.path) if binary else None,
-        entrypoint = ctx.attr.entrypoint,
+        entrypoint = [ctx.attr.path] if binary else [],
         arguments = ctx.attr.arguments,
         environment = ["{}={}".format(name, value) for name, value in ctx.attr.env.items()],
         user = ctx.attr.user or None,
@@ -30,16 +30,13 @@ oci_archive = rule(
     implementation = _oci_archive_impl,
     attrs = {
         "arguments": attr.string_list(
-            doc = "Default arguments of the entry point. Of an image without an entry point: its default command.",
+            doc = "Default arguments of the entry point. Of an image without a program: its default command.",
         ),
         "binary": attr.label(
             doc = "The program of the uppermost layer, statically linked.",
             allow_files = True,
             cfg = "target",
             executable = True,
-        ),
-        "entrypoint": attr.string_list(
-            doc = "The command that a container of the image runs.",
         ),
         "env": attr.string_dict(
             doc = "Environment of the containers.",
@@ -57,7 +54,7 @@ oci_archive = rule(
             allow_files = [".tar"],
         ),
         "path": attr.string(
-            doc = "Absolute path of the program in the image.",
+            doc = "Absolute path of the program in the image. The program is the entry point.",
         ),
         "reference": attr.string(
             doc = "Full name of the image with a tag.",
