@@ -63,7 +63,9 @@ _guest_binary = rule(
 )
 
 def _payload(name, program, modules, drivers, tools, tool_packages, programs = {}):
-    """NAME_payload: what a guest has beside //test/ktest:guest. A macro."""
+    """NAME_payload: what a guest has beside //test/ktest:guest. A macro. Returns its tools."""
+    if tools == None:
+        tools = ["mkfs.xfs"] if "xfs" in modules else []
     common = {
         "tags": ["manual"],
         "testonly": True,
@@ -85,6 +87,7 @@ def _payload(name, program, modules, drivers, tools, tool_packages, programs = {
         trees = trees,
         **common
     )
+    return tools
 
 def ktest(
         name,
@@ -121,9 +124,7 @@ def ktest(
         tags: as for every test.
         **kwargs: disks, memory, cpus and kernel of the guest (see README.md), and other attributes of a test.
     """
-    if tools == None:
-        tools = ["mkfs.xfs"] if "xfs" in modules else []
-    _payload(name, test, modules, drivers, tools, tool_packages, programs)
+    tools = _payload(name, test, modules, drivers, tools, tool_packages, programs)
     _guest_test(
         name = name,
         size = size,
@@ -176,7 +177,7 @@ def guest_program(
         name,
         program,
         modules = ["xfs"],
-        tools = [],
+        tools = None,
         tool_packages = [Label("//third_party/debian:test_packages")],
         **kwargs):
     """A program that runs as root in a VM of its own, and is started like any other. A macro.
@@ -193,7 +194,7 @@ def guest_program(
         tool_packages: as for `ktest`.
         **kwargs: disks, memory, cpus and kernel of the guest, and other attributes of a target.
     """
-    _payload(name, program, modules, [], tools, tool_packages)
+    tools = _payload(name, program, modules, [], tools, tool_packages)
     _guest_binary(
         name = name,
         testonly = True,
