@@ -1,5 +1,6 @@
 """fuzz_test: coverage-guided fuzzing with libFuzzer, on stable Rust, as an ordinary test."""
 
+load("@bazel_skylib//rules:write_file.bzl", "write_file")
 load("//tools/rust:defs.bzl", "rust_binary")
 
 _FLAGS = "@rules_rust//rust/settings:extra_rustc_flags"
@@ -68,23 +69,33 @@ _fuzz_test = rule(
 def fuzz_test(name, runs, finds = "", size = "small", timeout = "moderate", **kwargs):
     """A bounded, repeatable fuzz run of one parser. A macro.
 
-    It groups the program (NAME_program) and the test (NAME). The test makes `runs` inputs from the seeds,
+    It groups the program (NAME_program, from NAME_source) and the test (NAME). The test makes `runs` inputs from the seeds,
     always the same ones for the same program and seeds. Longer, until it finds something:
 
         bazel run //test/fuzz:NAME -- -max_total_time=600
 
     Args:
-        name: name of the test, of the directory of its seeds, corpus/NAME, and of its source, targets/NAME.rs, with
-            `#![no_main]` and a `libfuzzer_sys::fuzz_target!`.
+        name: name of the test, of the directory of its seeds, corpus/NAME, and of the module of the library with its `check`.
         runs: how many inputs the test makes. Choose what takes some seconds.
         finds: for a target with a bug on purpose: the message with which it has to fail.
         size: as for every test.
         timeout: as for every test. A busy machine needs more than a minute.
         **kwargs: other attributes of a test.
     """
+    write_file(
+        name = name + "_source",
+        out = "targets/%s.rs" % name,
+        content = [
+            "#![no_main]",
+            "",
+            "libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzz::%s::check(input));" % name,
+            "",
+        ],
+        tags = ["manual"],
+    )
     rust_binary(
         name = name + "_program",
-        srcs = ["targets/%s.rs" % name],
+        srcs = [":%s_source" % name],
         crate_name = name + "_program",
         rustc_flags = ["-Copt-level=3"],
         tags = ["manual"],  # The target is only useful with instrumentation.

@@ -1,5 +1,5 @@
 //! Properties of parsers of untrusted bytes. Each module has a function `check`, which panics on a violation.
-//! `targets/` contains the fuzz targets. The tests here verify that the seeds match their names.
+//! The rule `fuzz_test` writes the fuzz targets. The tests here verify that the seeds match their names.
 #![forbid(unsafe_code)]
 
 pub mod btf;
