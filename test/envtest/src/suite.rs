@@ -19,6 +19,17 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 
 type Body = Box<dyn FnOnce(Arc<Cluster>) -> Pin<Box<dyn Future<Output = Result<(), Failure>>>> + Send>;
 
+/// Adds cases to a suite, or to a new one: `suite![suite; module::case, …]`. A case has the name of its function.
+#[macro_export]
+macro_rules! suite {
+    ($suite:expr; $($module:ident::$case:ident),* $(,)?) => {
+        $suite$(.case(stringify!($case), $module::$case))*
+    };
+    ($($module:ident::$case:ident),* $(,)?) => {
+        $crate::suite![$crate::Suite::new(); $($module::$case),*]
+    };
+}
+
 #[derive(Default)]
 pub struct Suite {
     cases: Vec<Case>,

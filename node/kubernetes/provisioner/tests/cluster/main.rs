@@ -22,19 +22,12 @@ mod snapshots;
 
 use std::process::ExitCode;
 
-use envtest::{Failure, Suite};
+use envtest::{Failure, suite};
 use units::{Bytes, Inodes};
 use volume::{Claim, Mode, Owner, Record, State, VolumeId};
 
-macro_rules! suite {
-    ($suite:expr; $($module:ident::$case:ident),* $(,)?) => {
-        $suite$(.case(stringify!($case), $module::$case))*
-    };
-}
-
 fn main() -> ExitCode {
     let suite = suite![
-        Suite::new();
         claims::a_claim_gets_a_volume_with_its_fields,
         claims::a_block_claim_gets_the_allocation_of_its_class,
         claims::a_claim_of_another_node_is_ignored,
@@ -59,7 +52,6 @@ fn main() -> ExitCode {
     // These cases run at the same time, each with its own node, because they mostly wait for passes that are tried
     // again after a second.
     let suite = suite.at_once(suite![
-        Suite::new();
         snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::a_snapshot_is_ready_before_its_blocks_are_copied,
         snapshots::a_retained_snapshot_is_shown_by_a_content_made_by_hand,
@@ -73,7 +65,6 @@ fn main() -> ExitCode {
         groups::members_without_a_group_are_removed_or_reported,
     ]);
     let suite = suite.at_once(suite![
-        Suite::new();
         rollback::a_claim_returns_to_a_snapshot_and_back,
         rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
@@ -105,7 +96,6 @@ fn main() -> ExitCode {
     ];
     // These cases run at the same time, each with its own node, because they wait for pauses of a second or more.
     let suite = suite.at_once(suite![
-        Suite::new();
         deletion::a_pv_deleted_before_its_claim_leaks_no_data,
         deletion::a_second_pv_of_the_same_volume_keeps_its_data,
         deletion::a_deletion_is_undone_when_the_policy_becomes_retain,
@@ -138,7 +128,6 @@ fn main() -> ExitCode {
     ];
     // These cases also run at the same time, because they wait for up to half a minute.
     let suite = suite.at_once(suite![
-        Suite::new();
         requests::slow_work_is_announced_by_an_event,
         requests::an_event_of_success_waits_for_the_creation_of_a_pv,
         requests::an_event_of_success_waits_for_the_deletion_of_a_pv,

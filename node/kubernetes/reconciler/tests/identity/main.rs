@@ -22,23 +22,16 @@ mod storage;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, accepted, denied, eventually, forbidden, start, until};
+use envtest::{Cluster, Failure, PATIENCE, Seen, accepted, denied, eventually, forbidden, start, suite, until};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-macro_rules! suite {
-    ($suite:expr; $($module:ident::$case:ident),* $(,)?) => {
-        $suite$(.case(stringify!($case), $module::$case))*
-    };
-}
-
 fn main() -> ExitCode {
     // The cases of `objects` are first, because they delete and change the objects.
     let suite = suite![
-        Suite::new();
         objects::missing_objects_are_created,
         objects::a_claim_without_a_class_gets_the_nodes_class,
         objects::deleted_objects_are_created_again,
@@ -87,7 +80,6 @@ fn main() -> ExitCode {
     ];
     // The API server caches a token for 10 s, so these cases run concurrently. Neither has an approver.
     let suite = suite.at_once(suite![
-        Suite::new();
         joining::a_token_ends_when_it_expires_or_is_deleted,
         joining::a_token_deleted_during_a_request_is_named,
     ]);
@@ -114,7 +106,6 @@ fn main() -> ExitCode {
     ];
     // These cases wait for the cache of tokens, and for intervals of 5 s or 10 s.
     let suite = suite.at_once(suite![
-        Suite::new();
         immediate::a_claim_with_immediate_binding_gets_a_node,
         joining::a_node_whose_token_was_deleted_stays_in_the_cluster,
         administrators::a_replaced_key_of_an_administrator_has_no_rights,

@@ -8,13 +8,7 @@ mod volumes;
 
 use std::process::ExitCode;
 
-use envtest::Suite;
-
-macro_rules! suite {
-    ($($module:ident::$case:ident),* $(,)?) => {
-        Suite::new()$(.case(stringify!($case), $module::$case))*
-    };
-}
+use envtest::suite;
 
 fn main() -> ExitCode {
     suite![
