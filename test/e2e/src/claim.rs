@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -17,19 +18,10 @@ pub struct Claim {
     pub snapshot: Option<&'static str>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum VolumeMode {
     Filesystem,
     Block,
-}
-
-impl VolumeMode {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Filesystem => "Filesystem",
-            Self::Block => "Block",
-        }
-    }
 }
 
 impl Claim {
@@ -59,7 +51,7 @@ impl Claim {
         json!({
             "accessModes": ["ReadWriteOnce"],
             "dataSource": self.snapshot.map(snapshot),
-            "volumeMode": self.mode.as_str(),
+            "volumeMode": self.mode,
             "storageClassName": self.class,
             "resources": {"requests": {"storage": self.size.to_string()}},
         })
