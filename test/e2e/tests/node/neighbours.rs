@@ -52,7 +52,8 @@ impl Full {
         case.claim(&Claim::block("thin", DEVICE).of(&thin)).await?;
         case.claim(&Claim::block("thick", DEVICE)).await?;
         let bad = Pod::server("bad").with(Volume::claim("files")).with(Volume::empty_directory("scratch"));
-        let bad = case.open(&DEVICES.iter().fold(bad, |pod, name| pod.with(Volume::device(name)))).await?;
+        case.start(&DEVICES.iter().fold(bad, |pod, name| pod.with(Volume::device(name)))).await?;
+        // The claims are bound before the pod starts.
         case.own_project("files", FILES).await?;
         // If one of the volumes did not count, the free space would be larger.
         let most = offered.free - (FILES + 2 * DEVICE);
@@ -61,7 +62,8 @@ impl Full {
         // The inodes of a volume, one per 2 KiB, use the same space: a quarter of the volume's size.
         let rest = left.free / 5 * 4 / BLOCK * BLOCK;
         case.claim(&Claim::new("rest", rest)).await?;
-        let tenant = case.open(&Pod::server("tenant").with(Volume::claim("rest"))).await?;
+        let tenant = Pod::server("tenant").with(Volume::claim("rest"));
+        let (bad, tenant) = tokio::try_join!(case.find("bad"), case.open(&tenant))?;
         let size = capacity_of(&case.volume_of("rest").await?).unwrap_or_default();
         assert!(size >= rest, "{size} of {rest}");
         Ok(Self { bad, tenant, offered, rest: size })
@@ -79,8 +81,8 @@ impl Full {
     async fn end(self, case: &Case) -> Result<Offer, Failure> {
         let Self { bad, tenant, offered, .. } = self;
         bad.remove().await?;
-        delete(case, &["files"]).await?;
-        let late = case.open(&Pod::server("late")).await?;
+        let late = Pod::server("late");
+        let ((), late) = tokio::try_join!(delete(case, &["files"]), case.open(&late))?;
         let rest = async {
             tenant.remove().await?;
             delete(case, &["rest"]).await
@@ -103,8 +105,9 @@ async fn scratch(bad: &Server) -> Result<(), Failure> {
 }
 
 async fn all_of(devices: &Server) -> Result<(), Failure> {
-    for name in DEVICES {
-        let painted = devices.paint(format!("/dev/{name}"), MARK).await?;
+    let [thin, thick] = DEVICES.map(|name| devices.paint(format!("/dev/{name}"), MARK));
+    let (thin, thick) = tokio::try_join!(thin, thick)?;
+    for (name, painted) in DEVICES.into_iter().zip([thin, thick]) {
         assert_eq!((painted.written, painted.errno.as_str()), (DEVICE, "ENOSPC"), "{name}");
     }
     Ok(())
@@ -115,8 +118,8 @@ async fn next(case: &Case, offered: Offer) -> Result<(), Failure> {
     case.claim(&Claim::new("next", half)).await?;
     case.claim(&Claim::block("device", half)).await?;
     let next = case.open(&Pod::server("next").with(Volume::claim("next")).with(Volume::device("device"))).await?;
-    for path in ["/next", "/dev/device"] {
-        let scan = next.scan(path, MARK).await?;
+    let (files, device) = tokio::try_join!(next.scan("/next", MARK), next.scan("/dev/device", MARK))?;
+    for (path, scan) in [("/next", files), ("/dev/device", device)] {
         assert!(scan.bytes > half - METADATA, "the whole volume was read: {scan:?}");
         assert_eq!((scan.data, scan.found), (0, 0), "{path}");
     }
