@@ -36,6 +36,12 @@ impl Part {
         self.turn.alone().await;
     }
 
+    /// Lets other parts run alone beside the rest of this part, which disturbs no other part and tolerates any of them,
+    /// such as a wait for deleted volumes.
+    pub fn end_of_turn(&self) {
+        self.turn.end();
+    }
+
     /// Reports a case that no other case needs: the part continues if the case fails. A failed assertion (a panic)
     /// fails only this case.
     pub async fn shows(&self, behaviour: &str, shown: impl Future<Output = Result<(), Failure>>) {

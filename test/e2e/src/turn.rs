@@ -36,6 +36,11 @@ impl Turn {
         drop(self.hold(all));
     }
 
+    /// Returns all permits. Other parts may run alone beside the rest of this part.
+    pub(crate) fn end(&self) {
+        drop(self.hold(None));
+    }
+
     /// Replaces the held permit and returns the previous one.
     fn hold(&self, permit: Option<OwnedSemaphorePermit>) -> Option<OwnedSemaphorePermit> {
         mem::replace(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner), permit)
@@ -61,6 +66,18 @@ mod tests {
         assert_eq!((&mut second_waits).now_or_never(), None);
         drop(first);
         second_waits.await;
+    }
+
+    #[tokio::test]
+    async fn a_part_whose_turn_is_over_keeps_no_other_part_waiting() {
+        let turns = Turn::beside(2);
+        let mut second_waits = Box::pin(turns[1].alone());
+        assert_eq!((&mut second_waits).now_or_never(), None);
+        let mut first_waits = Box::pin(turns[0].alone());
+        assert_eq!((&mut first_waits).now_or_never(), None);
+        second_waits.await;
+        turns[1].end();
+        first_waits.await;
     }
 
     #[tokio::test]

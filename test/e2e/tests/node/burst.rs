@@ -21,7 +21,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let created = create(case);
     let pod = part.must_show("a_burst_is_created_although_the_storage_tasks_end", created).await?;
-    part.shows("a_burst_is_deleted_although_the_storage_tasks_end", delete(case, pod)).await;
+    part.shows("a_burst_is_deleted_although_the_storage_tasks_end", delete(&part, pod)).await;
     Ok(())
 }
 
@@ -56,7 +56,8 @@ async fn create(case: &Case) -> Result<Server, Failure> {
     Ok(pod)
 }
 
-async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
+async fn delete(part: &Part, pod: Server) -> Result<(), Failure> {
+    let case = &part.case;
     let mut volumes = Vec::new();
     for claim in CLAIMS {
         volumes.push(case.volume_name(claim).await?);
@@ -71,6 +72,7 @@ async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
         case.delete_claim(claim).await?;
     }
     end_the_storage_tasks(case).await?;
+    part.end_of_turn();
     for volume in volumes {
         case.volume_is_gone(&volume, None).await?;
     }
