@@ -43,18 +43,19 @@ const POD: &str = "pulls";
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let _registry = part.must_show("the_registry_starts", Registry::start()).await?;
-    part.must_show("the_objects_of_the_tutorial_are_valid", database::create(case)).await?;
     part.must_show("a_pod_with_images_of_several_registries_is_created", start(case)).await?;
     // The cases run in the order of the containers, because each look at the events takes CPU time from the pods.
+    let failed = |registry: &'static str, reason: &'static str| {
+        let image = format!("{registry}/{IMAGE}");
+        fails(case, POD, image, reason)
+    };
+    part.shows("a_wrong_password_is_an_event", failed(REGISTRY, "401 Unauthorized")).await;
+    let unknown_ca = failed(UNKNOWN_CA, "x509: certificate signed by unknown");
+    part.shows("an_unknown_ca_is_an_event", unknown_ca).await;
+    part.shows("a_missing_registry_is_an_event", failed(ABSENT, "connection refused")).await;
+    // The part `volumes` takes longest, so its first pod starts before that of the database.
+    part.must_show("the_objects_of_the_tutorial_are_valid", database::create(case)).await?;
     let pulls = async {
-        let failed = |registry: &'static str, reason: &'static str| {
-            let image = format!("{registry}/{IMAGE}");
-            fails(case, POD, image, reason)
-        };
-        part.shows("a_wrong_password_is_an_event", failed(REGISTRY, "401 Unauthorized")).await;
-        let unknown_ca = failed(UNKNOWN_CA, "x509: certificate signed by unknown");
-        part.shows("an_unknown_ca_is_an_event", unknown_ca).await;
-        part.shows("a_missing_registry_is_an_event", failed(ABSENT, "connection refused")).await;
         part.shows("a_pod_pulls_as_the_user_of_the_node", pulled(case, "user")).await;
         part.shows("a_pod_pulls_through_a_mirror", pulled(case, "mirror")).await;
         part.shows("a_pod_pulls_with_the_ca_of_all_registries", pulled(case, "second")).await;
