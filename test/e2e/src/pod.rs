@@ -8,10 +8,10 @@ use workload::{Check, Request};
 
 pub(crate) const PORT: u16 = 8080;
 
-/// Port of a pod of [`Pod::webhook`].
+/// Port of the container of [`Pod::webhook`].
 pub const WEBHOOK_PORT: u16 = 8443;
 
-/// A pod with one container from the image that the node contains.
+/// A pod with one container from the image that the node contains, or two of them ([`Pod::webhook`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
     pub name: String,
@@ -29,6 +29,8 @@ pub struct Pod {
     other: Option<String>,
     /// Image in a registry, and the Secret to pull it with. If absent, the pod uses the node's own image.
     pulled: Option<(String, Option<&'static str>)>,
+    /// Secret with the certificate of the webhook.
+    webhook: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -110,15 +112,14 @@ impl Pod {
     pub fn server(name: impl Into<String>) -> Self {
         let check = Check::Serve { port: PORT, farewell: None };
         let (user, group, restarts, of_the_node, node, other) = (None, None, false, false, None, None);
-        let (name, volumes, dns, pulled) = (name.into(), Vec::new(), (None, Value::Null), None);
-        Self { name, check, volumes, user, group, restarts, of_the_node, dns, node, other, pulled }
+        let (name, volumes, dns, pulled, webhook) = (name.into(), Vec::new(), (None, Value::Null), None, None);
+        Self { name, check, volumes, user, group, restarts, of_the_node, dns, node, other, pulled, webhook }
     }
 
-    /// A pod that runs until it is deleted and denies all requests of the API server, with the certificate of this
-    /// Secret.
-    pub fn webhook(name: impl Into<String>, secret: &str) -> Self {
-        let check = Check::Webhook { port: WEBHOOK_PORT, path: format!("/{secret}").into() };
-        Self { check, ..Self::server(name).with(Volume::secret(secret)) }
+    /// Adds a container that denies all requests of the API server, with the certificate of this Secret. A pod of its
+    /// own would take longer to start.
+    pub fn webhook(self, secret: &str) -> Self {
+        Self { webhook: Some(secret.to_owned()), ..self.with(Volume::secret(secret)) }
     }
 
     /// The pod of [`Pod::server`] writes [`workload::serve::FAREWELL`] to this file when it is terminated.
@@ -206,6 +207,22 @@ impl Pod {
             let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": labels});
             json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
         };
+        let mut containers = vec![json!({
+            "name": "workload",
+            "image": image,
+            "imagePullPolicy": if self.pulled.is_some() { "Always" } else { "Never" },
+            "args": request.arguments(),
+            "securityContext": container,
+            "volumeMounts": mounts,
+            "volumeDevices": devices,
+        })];
+        if let Some(secret) = &self.webhook {
+            let check = Check::Webhook { port: WEBHOOK_PORT, path: format!("/{secret}").into() };
+            let mut webhook = containers[0].clone();
+            webhook["name"] = "webhook".into();
+            webhook["args"] = json!(Request { check, report: false }.arguments());
+            containers.push(webhook);
+        }
         json!({
             "dnsPolicy": dns_policy,
             "dnsConfig": dns_config,
@@ -222,15 +239,7 @@ impl Pod {
                 "runAsNonRoot": self.user.map(|user| user != 0),
                 "fsGroup": self.group,
             },
-            "containers": [{
-                "name": "workload",
-                "image": image,
-                "imagePullPolicy": if self.pulled.is_some() { "Always" } else { "Never" },
-                "args": request.arguments(),
-                "securityContext": container,
-                "volumeMounts": mounts,
-                "volumeDevices": devices,
-            }],
+            "containers": containers,
             "volumes": sources,
         })
     }
@@ -249,5 +258,15 @@ mod tests {
         let tenant = Pod::server("a").with(Volume::claim("data"));
         assert_eq!(capabilities(&tenant), None);
         assert_eq!(capabilities(&tenant.of_the_node()), Some(["SYS_ADMIN", "SYS_PTRACE"].map(str::to_owned).to_vec()));
+    }
+
+    #[test]
+    fn a_webhook_is_a_second_container_with_the_secret() {
+        let spec = Pod::server("a").webhook("certificate").object().unwrap().spec.unwrap();
+        let [server, webhook] = &*spec.containers else { panic!("{:?}", spec.containers) };
+        assert_eq!(server.args.as_deref().unwrap_or_default()[0], "serve");
+        assert_eq!(webhook.args.as_deref().unwrap_or_default(), ["webhook", "8443", "/certificate"]);
+        let mounts = webhook.volume_mounts.as_deref().unwrap_or_default();
+        assert!(mounts.iter().any(|mount| mount.mount_path == "/certificate"), "{mounts:?}");
     }
 }

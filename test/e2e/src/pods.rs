@@ -108,6 +108,7 @@ impl Case {
 /// Whether the pod runs. Without this check, the API server's proxy waits long for the pod's address of the last boot.
 fn is_ready(pod: Option<&core::Pod>) -> bool {
     let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return false };
-    let is_ready = status.container_statuses.iter().flatten().any(|container| container.ready);
-    is_ready && status.phase.as_deref() == Some("Running")
+    let containers = status.container_statuses.as_deref().unwrap_or_default();
+    let are_ready = !containers.is_empty() && containers.iter().all(|container| container.ready);
+    are_ready && status.phase.as_deref() == Some("Running")
 }

@@ -24,6 +24,9 @@ use workload::{Check, Record, serve, webhook};
 
 const SIZE: u64 = 16 << 20;
 const NAMESPACE: &str = "nodes";
+/// Pods on the control plane and on the worker. Each has a claim of its name.
+const HERE: &str = "here";
+const THERE: &str = "there";
 const CONTROL_PLANE: &str = "granary";
 const WORKER: &str = "granary-1";
 const PORT: u16 = 8080;
@@ -51,15 +54,14 @@ async fn two_nodes_are_one_cluster() {
 async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure> {
     step("a claim lands where the scheduler wants the pod, while the worker boots");
     let ready = setting.ready_cluster(options, begin).await;
-    let (mut cluster, (case, here)) = ready.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let (mut cluster, (case, here, webhook)) = ready.unwrap_or_else(|error| panic!("{}", chain(&error)));
 
     step("claims land on both nodes");
-    // The pods start in parallel. The webhook is called later.
-    let (webhook, there) =
-        tokio::try_join!(Webhook::start(&case, &here), lands(&case, ["there", "there-device"], WORKER))?;
+    // The pod names no node: the scheduler selects one without the pod `here`, and the claims are provisioned there.
+    let away = |pod: Pod| pod.away_from(HERE).webhook(Webhook::NAME);
+    let there = lands(&case, [THERE, "there-device"], WORKER, away).await?;
     step("pods reach each other, Services and DNS; the API server reaches a webhook on the other node");
     tokio::try_join!(pods_reach_each_other(&case, &here, &there), webhook.is_asked(&case), resolves_names(&there))?;
-    Webhook::has_its_claim(&case).await?;
     step("the status page of each node lists the other one");
     tokio::try_join!(lists_the_other(&case, CONTROL_PLANE, WORKER), lists_the_other(&case, WORKER, CONTROL_PLANE))?;
     step("what passes between the nodes is encrypted");
@@ -85,11 +87,12 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
 }
 
 /// Runs the steps that need only the control plane, which has little work while the worker boots.
-async fn begin(client: Client) -> Result<(Case, Server), Failure> {
+async fn begin(client: Client) -> Result<(Case, Server, Webhook), Failure> {
     has_the_hosts_time(&client).await?;
     let case = Case::begin(client, NAMESPACE.to_owned()).await?;
-    let here = lands(&case, ["here", "here-device"], CONTROL_PLANE).await?;
-    Ok((case, here))
+    let here = lands(&case, [HERE, "here-device"], CONTROL_PLANE, |pod| pod.on(CONTROL_PLANE)).await?;
+    let webhook = Webhook::create(&case).await?;
+    Ok((case, here, webhook))
 }
 
 async fn lists_the_other(case: &Case, node: &str, other: &str) -> Result<(), Failure> {
@@ -127,11 +130,19 @@ fn step(what: &str) {
     _ = writeln!(io::stderr(), "--- {time:.1} s: {what}");
 }
 
-async fn lands(case: &Case, [name, device]: [&'static str; 2], node: &str) -> Result<Server, Failure> {
+/// Starts a pod with a claim of each mode. `place` changes the pod so that the scheduler must select this node.
+async fn lands(
+    case: &Case,
+    [name, device]: [&'static str; 2],
+    node: &str,
+    place: impl FnOnce(Pod) -> Pod,
+) -> Result<Server, Failure> {
     case.claim(&Claim::new(name, SIZE)).await?;
     case.claim(&Claim::block(device, SIZE)).await?;
-    let pod = Pod::server(name).with(Volume::claim(name)).with(Volume::device(device)).on(node).restarting();
-    let server = case.open(&pod.farewell(farewell(name))).await?;
+    let pod = Pod::server(name).with(Volume::claim(name)).with(Volume::device(device)).restarting();
+    let server = case.open(&place(pod.farewell(farewell(name)))).await?;
+    let started = case.api::<PodObject>().get(name).await.map_err(Failure::api("read a pod"))?;
+    assert_eq!(started.spec.and_then(|spec| spec.node_name).as_deref(), Some(node), "{name}");
     for claim in [name, device] {
         assert_eq!(nodes_of(&case.volume_of(claim).await?), [node], "{claim}");
     }
@@ -221,19 +232,18 @@ fn address(text: Option<String>) -> IpAddr {
     text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is not an address"))
 }
 
-/// A webhook whose pod is on the worker; the API server is on the control plane. The pod names no node: the scheduler
-/// selects a node without the pod `here`, and the pod's claim is provisioned there.
+/// A webhook in the pod [`THERE`] on the worker; the API server is on the control plane.
 struct Webhook {
     /// Certificate in PEM, encoded as base64.
     certificate: ByteString,
 }
 
 impl Webhook {
+    /// Name of the Secret and of the Service.
     const NAME: &str = "webhook";
-    const CLAIM: &str = "anywhere";
 
-    /// Creates the objects of the webhook without waiting for its pod.
-    async fn start(case: &Case, here: &Server) -> Result<Self, Failure> {
+    /// Creates the objects of the webhook, except its pod.
+    async fn create(case: &Case) -> Result<Self, Failure> {
         let host = format!("{}.{NAMESPACE}.svc", Self::NAME);
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed([host]).expect("a certificate");
         let secret: Secret = case
@@ -247,20 +257,10 @@ impl Webhook {
         let _: Service = case
             .create(json!({
                 "metadata": {"name": Self::NAME},
-                "spec": {"selector": {"pod": Self::NAME}, "ports": [{"port": 443, "targetPort": WEBHOOK_PORT}]},
+                "spec": {"selector": {"pod": THERE}, "ports": [{"port": 443, "targetPort": WEBHOOK_PORT}]},
             }))
             .await?;
-        case.claim(&Claim::new(Self::CLAIM, SIZE)).await?;
-        let pod = Pod::webhook(Self::NAME, Self::NAME).with(Volume::claim(Self::CLAIM));
-        case.start(&pod.away_from(here.name())).await?;
         Ok(Self { certificate })
-    }
-
-    async fn has_its_claim(case: &Case) -> Result<(), Failure> {
-        let pod = case.api::<PodObject>().get(Self::NAME).await.map_err(Failure::api("read a pod"))?;
-        assert_eq!(pod.spec.and_then(|spec| spec.node_name).as_deref(), Some(WORKER));
-        assert_eq!(nodes_of(&case.volume_of(Self::CLAIM).await?), [WORKER]);
-        Ok(())
     }
 
     /// The API server returns the webhook's denial to the client that creates an object.
@@ -287,7 +287,7 @@ impl Webhook {
         let maps = case.api::<ConfigMap>();
         let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "refused"}}))?;
         let dry = PostParams { dry_run: true, ..PostParams::default() };
-        let refusal = webhook::refusal(Self::NAME);
+        let refusal = webhook::refusal(THERE);
         eventually(PATIENCE, "the refusal of the webhook", async || {
             Ok(match maps.create(&dry, &map).await {
                 Err(kube::Error::Api(status)) if status.message.contains(&refusal) => Seen::Done(()),
