@@ -109,8 +109,10 @@ pub async fn by_group(tenant: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fills the volume to its end, so that the next tenant could find old data.
+/// Fills the volume to its end, so that the next tenant could find old data. Before that, changes the file of the
+/// snapshots.
 pub async fn paint(pod: &Server) -> Result<(), Failure> {
+    pod.write(NOTE, "after the snapshot").await?;
     let painted = pod.paint(Pod::PATH, MARK).await?;
     assert!(painted.written > DIRECTORY[1] - METADATA && painted.errno == "ENOSPC", "{painted:?}");
     assert!(pod.scan(Pod::PATH, MARK).await?.found > 0, "a mark that is there is found");

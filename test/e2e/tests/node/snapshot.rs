@@ -8,8 +8,7 @@ use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Pos
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::device;
-use crate::directory::{self, MARK};
+use crate::directory::MARK;
 use crate::volumes::{DEVICE, DIRECTORY};
 
 /// Group with the snapshots of the device and of the files.
@@ -17,17 +16,17 @@ const GROUP: &str = "before";
 const OF_FILES: &str = "files";
 /// Snapshot of the device after the rollback.
 const AFTER: &str = "after";
-const TEXT: &str = "before the snapshot";
+/// Content of both volumes at the snapshots.
+pub const TEXT: &str = "before the snapshot";
 /// Claim that a pod has at `/dev/restored`.
 pub const RESTORED: &str = "restored";
 /// Claim that a pod has at `/kept`.
 pub const KEPT: &str = "kept";
 
-/// Takes snapshots with the default classes. The pod keeps its volumes and is briefly frozen.
-pub async fn take(case: &Case, pod: &Server) -> Result<(), Failure> {
-    tokio::try_join!(pod.write(device::PATH, TEXT), pod.write(directory::NOTE, TEXT))?;
+/// Takes snapshots with the default classes. The pods with the volumes are briefly frozen.
+pub async fn take(case: &Case) -> Result<(), Failure> {
     tokio::try_join!(group_is_taken(case), taken(case, OF_FILES, "data"))?;
-    pod.write(directory::NOTE, "after the snapshot").await
+    Ok(())
 }
 
 async fn group_is_taken(case: &Case) -> Result<(), Failure> {

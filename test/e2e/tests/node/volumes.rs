@@ -51,9 +51,14 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         network::cases(&part, &first, tenant),
         dns::cases(&part, &first, tenant, [reader, tenant]),
     );
-    part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)).await?;
+    part.must_show("a_pod_that_is_not_the_first_one_writes_last", write(tenant)).await?;
+    // The pods leave while the snapshots are taken. Both cases mostly wait.
+    let (left, taken) = tokio::join!(
+        part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)),
+        part.must_show("snapshots_alone_and_in_a_group_become_ready", snapshot::take(case)),
+    );
+    left.and(taken)?;
 
-    part.must_show("snapshots_alone_and_in_a_group_become_ready", snapshot::take(case, &first)).await?;
     tokio::join!(
         part.shows("a_volume_that_grew_ends_at_its_new_size", directory::paint(&first)),
         part.shows("a_device_that_grew_ends_at_its_new_size", device::paint(&first)),
@@ -114,8 +119,6 @@ impl Beside {
     /// Removes the pods. Their mounts and loop devices are removed, and those of the first pod stay.
     async fn leave(self, case: &Case, first: &Server) -> Result<(), Failure> {
         let Self { reader, tenant } = self;
-        // The kubelet has changed the group of the note to the group of the tenant.
-        tokio::try_join!(tenant.write(directory::NOTE, "from tenant"), tenant.write(device::PATH, "from tenant"))?;
         tokio::try_join!(reader.remove(), tenant.remove())?;
         let (data, device) = tokio::try_join!(case.volume_name("data"), case.volume_name("device"))?;
         eventually(PATIENCE, "one mount of the directory, and one loop device", async || {
@@ -124,11 +127,17 @@ impl Beside {
             Ok(if is_alone { Seen::Done(()) } else { Seen::NotYet(format!("{data:?} {device:?}")) })
         })
         .await?;
-        assert_eq!(first.read(directory::NOTE).await?, "from tenant");
-        assert_eq!(first.read(device::PATH).await?, "from tenant");
+        assert_eq!(first.read(directory::NOTE).await?, snapshot::TEXT);
+        assert_eq!(first.read(device::PATH).await?, snapshot::TEXT);
         assert_eq!(first.direct(device::PATH).await?, None);
         Ok(())
     }
+}
+
+async fn write(tenant: &Server) -> Result<(), Failure> {
+    // The kubelet has changed the group of the note to the group of the tenant.
+    tokio::try_join!(tenant.write(directory::NOTE, snapshot::TEXT), tenant.write(device::PATH, snapshot::TEXT))?;
+    Ok(())
 }
 
 async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
