@@ -94,6 +94,8 @@ fn a_second_run_still_has_the_data_of_the_first() {
     }
     is_sparse(&file.with_added_extension("1"));
     let kubectl = Kubectl::new();
+    // kube-proxy programs the port with a delay, during which the printed commands run.
+    create_the_service(&kubectl, &text);
     the_directions_lead_to_the_cluster(&kubectl, &text, port);
     the_forwarded_port_leads_to_a_node_port(&kubectl, &text, forwarded);
     the_pods_are_complete(&kubectl, &text);
@@ -189,14 +191,18 @@ fn the_pods_are_complete(kubectl: &Kubectl, text: &str) {
 }
 
 /// The Service forwards to the API server, whose certificate is valid for 127.0.0.1.
-fn the_forwarded_port_leads_to_a_node_port(kubectl: &Kubectl, text: &str, port: u16) {
+fn create_the_service(kubectl: &Kubectl, text: &str) {
     let kubeconfig = text.lines().find_map(|line| line.strip_prefix("kubeconfig  ")).unwrap();
     let place = directory();
     let manifest = place.path().join("service.yaml");
     fs::write(&manifest, SERVICE).unwrap();
     // Validation would make kubectl download the description of all kinds.
     kubectl.run(&format!("--kubeconfig={kubeconfig} create --validate=false -f {}", manifest.display()));
-    // kube-proxy programs the port with a delay. The request uses kubectl, because curl would be another dependency.
+}
+
+/// The request uses kubectl, because curl would be another dependency.
+fn the_forwarded_port_leads_to_a_node_port(kubectl: &Kubectl, text: &str, port: u16) {
+    let kubeconfig = text.lines().find_map(|line| line.strip_prefix("kubeconfig  ")).unwrap();
     let start = Instant::now();
     let request = format!("--kubeconfig={kubeconfig} --server=https://127.0.0.1:{port} get --raw /readyz");
     loop {
