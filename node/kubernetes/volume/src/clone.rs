@@ -174,29 +174,34 @@ impl Store {
     pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<VolumeGuard, ActError> {
         let source = &cloning.source;
         // Other operations on the source do not wait for its dirty pages.
-        let flushed = self.flush_overwritten(cloning);
+        let is_flushed = self.flush_overwritten(cloning);
         let guard = self.locks.blocking_lock(source);
         if !self.needs_headroom(cloning)? {
             return Ok(guard);
         }
-        if let Some(flush) = flushed {
-            self.index().flushes.insert(source.clone(), flush);
+        if is_flushed {
+            let mut index = self.index();
+            // Another copy of the source may have flushed it meanwhile.
+            let flush = Flush::after(index.flushes.get(source).copied(), Instant::now());
+            index.flushes.insert(source.clone(), flush);
         }
         Err(ActError::Busy { volume: source.clone() })
     }
 
-    /// Writes the dirty pages of a source with headroom. Returns the flush of a source of files, if it was due.
-    fn flush_overwritten(&self, cloning: &Cloning) -> Option<Flush> {
+    /// Writes the dirty pages of a source with headroom. Returns whether this was the flush of a source of files, which
+    /// is written only when its pause has ended.
+    fn flush_overwritten(&self, cloning: &Cloning) -> bool {
         let Cloning { source, headroom, .. } = cloning;
         let (is_block, former) = {
             let index = self.index();
-            (index.volumes.get(source)?.is_block(), index.flushes.get(source).copied())
+            (index.volumes.get(source).map(Entry::is_block), index.flushes.get(source).copied())
         };
+        let Some(is_block) = is_block else { return false };
         if *headroom == Bytes::ZERO || !is_block && !Flush::is_due(former, Instant::now()) {
-            return None;
+            return false;
         }
         self.flush_source(source, is_block);
-        (!is_block).then(|| Flush::after(former, Instant::now()))
+        !is_block
     }
 
     /// Whether a source, which is locked, does not fit its limit without the headroom of this copy.
