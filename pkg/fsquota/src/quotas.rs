@@ -45,7 +45,8 @@ impl Quotas {
     /// allocated in advance and no write has used: behind the ends of files, and for the next writes to shared blocks
     /// ([`set_cow_extent_size`](crate::set_cow_extent_size)). XFS frees them in the background, the blocks by default
     /// after half an hour; this call waits until it has done so. Files with direct I/O in flight keep such blocks, and
-    /// files that were written through the page cache keep them until the next periodic writeback.
+    /// files that were written through the page cache keep them until the next periodic writeback. A process that
+    /// always reads a file with such blocks delays the call for as long.
     ///
     /// # Errors
     /// [`FsError`]. `EROFS`: the file system is mounted read-only.

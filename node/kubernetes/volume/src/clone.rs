@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use dir::{Dir, OFlag};
-use fsquota::{Limits, SetError};
+use fsquota::{FsError, Limits, ProjectId, Quota, Quotas, SetError};
 use nix::unistd::{fdatasync, ftruncate, syncfs};
 use tracing::warn;
 use units::Bytes;
@@ -18,7 +18,7 @@ use crate::flush::Flush;
 use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};
 use crate::store::Store;
-use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image, image_file};
+use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, VolumeLocks, image, image_file};
 
 /// Allocation size of XFS for writes to blocks that a thin snapshot shares; the default is 128 KiB. An image that is
 /// overwritten in any order then has one extent per MiB, and a snapshot takes time for each extent. A larger size would
@@ -167,16 +167,28 @@ impl Store {
     /// this copy, and the check of another copy that ends would count it.
     ///
     /// # Errors
-    /// [`ActError::Busy`]: the source still has such blocks. A source with direct I/O in flight keeps them, and a write
-    /// to a hole of an image could fail. A thick image has holes where its pod has discarded blocks; without holes, it
-    /// needs no new blocks, and its copy does not wait for its writers. A source of files is flushed less and less
-    /// often; between two flushes, its usage decides.
-    pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<VolumeGuard, ActError> {
+    /// [`ActError::Busy`]: `lock` has returned `None`, or the source still has such blocks. A source with direct I/O in
+    /// flight keeps them, and a write to a hole of an image could fail. A thick image has holes where its pod has
+    /// discarded blocks; without holes, it needs no new blocks, and its copy does not wait for its writers. A source of
+    /// files is flushed less and less often; between two flushes, its usage decides.
+    pub(crate) fn release_headroom(
+        &self,
+        cloning: &Cloning,
+        lock: impl FnOnce(&VolumeLocks, &VolumeId) -> Option<VolumeGuard>,
+    ) -> Result<VolumeGuard, ActError> {
         let source = &cloning.source;
-        // Other operations on the source do not wait for its dirty pages.
+        // All but the last comparison runs without the lock: other operations on the source wait neither for its dirty
+        // pages nor for XFS, which retries files that their tenant is reading.
         let is_flushed = self.flush_overwritten(cloning);
-        let guard = self.locks.blocking_lock(source);
-        if !self.needs_headroom(cloning)? {
+        let exceeding = self.exceeding(cloning, Quotas::settled)?;
+        let is_whole = match &exceeding {
+            Some(record) => self.is_whole(source, record)?,
+            None => false,
+        };
+        if (exceeding.is_none() || is_whole)
+            && let Some(guard) = lock(&self.locks, source)
+            && (is_whole || self.exceeding(cloning, Quotas::quota)?.is_none())
+        {
             return Ok(guard);
         }
         if is_flushed {
@@ -204,33 +216,50 @@ impl Store {
         !is_block
     }
 
-    /// Whether a source, which is locked, does not fit its limit without the headroom of this copy.
-    fn needs_headroom(&self, cloning: &Cloning) -> Result<bool, ActError> {
+    /// Record of a source that, by this reading of its quota, exceeds its limit without the headroom of this copy.
+    fn exceeding(
+        &self,
+        cloning: &Cloning,
+        read: impl FnOnce(&Quotas, ProjectId) -> Result<Quota, FsError>,
+    ) -> Result<Option<Record>, ActError> {
         let Cloning { source, headroom, .. } = cloning;
         if *headroom == Bytes::ZERO {
-            return Ok(false);
+            return Ok(None);
         }
         let (record, limits) = {
             let index = self.index();
             // The source was deleted meanwhile.
-            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(false) };
+            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(None) };
             (record.clone(), index.limits(source, record))
         };
-        let Ok(dir) = self.live.open_dir(source.name()) else { return Ok(false) };
-        let used = self.quotas.settled(record.project).map_err(ActError::Quota)?.used.bytes;
-        let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
-        match record.mode {
-            Mode::Block { allocation: Allocation::Thin } => Ok(used > alone),
-            Mode::Block { allocation: Allocation::Thick } => Ok(used > alone && has_hole(&dir, record.size)?),
-            // Overwritten extents have enlarged the extent maps of the files.
-            Mode::Filesystem { .. } => Ok(used > image::taken(alone)),
-            Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => Ok(false),
+        if self.live.open_dir(source.name()).is_err() {
+            return Ok(None);
         }
+        let used = read(&self.quotas, record.project).map_err(ActError::Quota)?.used.bytes;
+        let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
+        let exceeds = match record.mode {
+            Mode::Block { .. } => used > alone,
+            // Overwritten extents have enlarged the extent maps of the files.
+            Mode::Filesystem { .. } => used > image::taken(alone),
+            Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => false,
+        };
+        Ok(exceeds.then_some(record))
+    }
+
+    /// Whether the source is a thick image without holes, which needs no new blocks. A pod can discard blocks after
+    /// this check, also while the source is locked.
+    fn is_whole(&self, source: &VolumeId, record: &Record) -> Result<bool, ActError> {
+        if !matches!(record.mode, Mode::Block { allocation: Allocation::Thick }) {
+            return Ok(false);
+        }
+        // If the source was deleted meanwhile, the next check finds that.
+        let Ok(dir) = self.live.open_dir(source.name()) else { return Ok(false) };
+        has_hole(&dir, record.size).map(|has_hole| !has_hole)
     }
 }
 
 /// Whether a part of the image has no blocks. `st_blocks` does not show this: XFS includes blocks that it has allocated
-/// in advance for copy-on-write.
+/// in advance for copy-on-write. The call writes the dirty pages of the image (`FIEMAP_FLAG_SYNC`).
 fn has_hole(dir: &Dir, size: Bytes) -> Result<bool, ActError> {
     let image = image_file::open(dir, OFlag::O_RDONLY)?;
     let mut mapped = Bytes::ZERO;

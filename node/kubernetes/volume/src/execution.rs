@@ -22,7 +22,7 @@ use crate::index::Known;
 use crate::plan::Step;
 use crate::record::{Cloning, State};
 use crate::store::{Store, place};
-use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, copy, image_file, tree};
+use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, VolumeLocks, copy, image_file, tree};
 
 /// How long XFS may take to free deleted inodes. XFS frees them in the background (inodegc, since Linux 5.14), and
 /// begins with the next query of a quota.
@@ -121,7 +121,8 @@ impl<'a> Execution<'a> {
             Step::EndSharing => {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
-                let _guard = self.store.release_headroom(&cloning)?;
+                // A clone of the source may hold its lock for minutes, and the copies of all snapshots would wait.
+                let _guard = self.store.release_headroom(&cloning, VolumeLocks::try_lock)?;
                 // The limits change before the record: when the record has no source, no later pass repeats this step.
                 if !known.record.mode.is_block() {
                     quotas.set_limits(known.record.project, known.record.limits())?;
@@ -176,7 +177,8 @@ impl<'a> Execution<'a> {
                 let _guard = match cloning {
                     Some(cloning) => {
                         Anchor::new(&self.store.anchors, id).clear()?;
-                        Some(self.store.release_headroom(cloning)?)
+                        let lock = |locks: &VolumeLocks, source: &VolumeId| Some(locks.blocking_lock(source));
+                        Some(self.store.release_headroom(cloning, lock)?)
                     }
                     None => None,
                 };

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,7 +24,7 @@ use volume::{
 use crate::cgroup::Pod;
 use crate::cloning::{FULL, LARGER};
 use crate::node::{
-    INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
+    INODES, NoPods, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
 };
 use crate::snapshots::{snapshot_of, taken};
 
@@ -270,6 +270,51 @@ fn two_snapshots_that_end_at_once_do_not_count_the_same_headroom() {
         assert_eq!(store.copy_snapshot(&id(name)).unwrap(), None, "{name}");
     }
     assert_eq!(node.limits(from.project).bytes, Some(SIZE));
+}
+
+/// Regression: the last pass over a snapshot waited for the lock of its source, and the copies of other snapshots for
+/// this pass.
+#[test]
+fn the_copy_of_a_snapshot_does_not_wait_for_a_clone_of_its_source() {
+    /// Freezer that returns at the second meeting. The source is locked meanwhile.
+    #[derive(Debug)]
+    struct Slow(Barrier);
+
+    impl PodFreezer for Slow {
+        fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
+            self.0.wait();
+            self.0.wait();
+            Ok(Box::new(NoPods))
+        }
+    }
+
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let (source, _) = node.made(&files("pvc-source"));
+    let (snapshot, store) = (id("snapshot-1"), &node.store);
+    fs::write(node.path("live", &source).join("data"), vec![1; 1 << 20]).unwrap();
+    let begun = store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
+    assert_eq!(begun.state, State::Complete);
+    let last_pass = || loop {
+        let copying = store.copy_snapshot(&snapshot).unwrap();
+        if copying != Some(Copying::InPart) {
+            break copying;
+        }
+    };
+    let slow = Arc::new(Slow(Barrier::new(2)));
+    let freezer: Arc<dyn PodFreezer> = slow.clone();
+    store.freeze_by(Arc::downgrade(&freezer));
+    let (sender, ended) = mpsc::channel();
+    let waiting = thread::scope(|scope| {
+        scope.spawn(|| store.take_snapshot(&id("snapshot-2"), &snapshot_of(&source, "snapshot-2")).unwrap());
+        slow.0.wait();
+        scope.spawn(|| sender.send(last_pass()).unwrap());
+        let waiting = ended.recv_timeout(Duration::from_secs(60));
+        slow.0.wait();
+        waiting
+    });
+    assert_eq!(waiting, Ok(Some(Copying::Waits)));
+    assert_eq!(last_pass(), None);
 }
 
 #[test]
