@@ -104,11 +104,12 @@ impl Store {
 
     /// Sets the limits of a source, or of another volume, whose lock the caller holds.
     pub(crate) fn limit_source(&self, source: &VolumeId) -> Result<(), ActError> {
-        let (record, limits) = {
-            let index = self.index();
-            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
-            (record.clone(), index.limits(source, record))
-        };
+        self.limit_without(source, Bytes::ZERO)
+    }
+
+    /// As [`Store::limit_source`], without this headroom of a copy that ends.
+    fn limit_without(&self, source: &VolumeId, headroom: Bytes) -> Result<(), ActError> {
+        let Some((record, limits)) = self.limits_without(source, headroom) else { return Ok(()) };
         // The removal of the volume has begun. Its limits mark that, and stay.
         if is_confined(self.quotas.quota(record.project).map_err(ActError::Quota)?) {
             return Ok(());
@@ -116,13 +117,22 @@ impl Store {
         Ok(self.set_limits(&record, limits)?)
     }
 
-    /// Lowers the limit of a locked source after a clone or a thin snapshot of it has ended. A failure is logged: the
-    /// next start sets all limits again. Until then, the size of the image limits a block volume, and
-    /// [`Store::changed_limits`] reports the limits of a filesystem volume.
-    pub(crate) fn lower_limit(&self, source: &VolumeId) {
+    /// Record of a source, and its limits without this headroom of a copy that ends. They are never below its size.
+    fn limits_without(&self, source: &VolumeId, headroom: Bytes) -> Option<(Record, Limits)> {
+        let index = self.index();
+        let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return None };
+        let Limits { bytes, inodes } = index.limits(source, record);
+        let bytes = bytes.map(|bytes| bytes.saturating_sub(headroom)).max(record.limits().bytes);
+        Some((record.clone(), Limits { bytes, inodes }))
+    }
+
+    /// Sets the limit of a locked source after the record of a clone or snapshot of it has changed, or could not be
+    /// changed. A failure is logged: the next start sets all limits again. Until then, the size of the image limits a
+    /// block volume, and [`Store::changed_limits`] reports the limits of a filesystem volume.
+    pub(crate) fn settle_limit(&self, source: &VolumeId) {
         if let Err(error) = self.limit_source(source) {
             let reason: &dyn std::error::Error = &error;
-            warn!(volume = %source, error = reason, "limit of a cloned volume stays raised until the next start");
+            warn!(volume = %source, error = reason, "limit of a cloned volume is set again only by the next start");
         }
     }
 
@@ -159,12 +169,13 @@ impl Store {
         }
     }
 
-    /// Releases the blocks that the source has only because its blocks were shared, and locks it. XFS reserved new
-    /// blocks for pages that were dirtied meanwhile, and allocated more in advance for the next writes. Without them,
-    /// the source fits its own limit.
+    /// Releases the blocks that the source has only because its blocks were shared, locks it, and lowers its limit. XFS
+    /// reserved new blocks for pages that were dirtied meanwhile, and allocated more in advance for the next writes.
+    /// Without them, the source fits its own limit.
     ///
-    /// The caller holds the lock until the record of the copy has no source. Until then, the limit has the headroom of
-    /// this copy, and the check of another copy that ends would count it.
+    /// The caller holds the lock until the record of the copy has no source, and then calls [`Store::settle_limit`],
+    /// also if the record could not be changed. Until then, the records have the headroom of this copy, and the check
+    /// of another copy that ends would count it.
     ///
     /// # Errors
     /// [`ActError::Busy`]: `lock` has returned `None`, or the source still has such blocks. A source with direct I/O in
@@ -188,6 +199,7 @@ impl Store {
         if (exceeding.is_none() || is_whole)
             && let Some(guard) = lock(&self.locks, source)
             && (is_whole || self.exceeding(cloning, Quotas::quota)?.is_none())
+            && self.lower_limit(cloning, is_whole)?
         {
             return Ok(guard);
         }
@@ -216,6 +228,22 @@ impl Store {
         !is_block
     }
 
+    /// Lowers the limit of a locked source before the record of the copy changes, which waits for the disk: a tenant
+    /// could write beyond its size meanwhile. Returns false, with the limit raised, if it has done so after the check.
+    /// The copy shares no blocks any more. If the process is killed, the start sets the limit of the records.
+    fn lower_limit(&self, cloning: &Cloning, may_exceed: bool) -> Result<bool, ActError> {
+        let Cloning { source, headroom, .. } = cloning;
+        if *headroom == Bytes::ZERO {
+            return Ok(true);
+        }
+        let lowered = self.limit_without(source, *headroom);
+        let fits = lowered.and_then(|()| Ok(may_exceed || self.exceeding(cloning, Quotas::quota)?.is_none()));
+        if !matches!(fits, Ok(true)) {
+            self.settle_limit(source);
+        }
+        fits
+    }
+
     /// Record of a source that, by this reading of its quota, exceeds its limit without the headroom of this copy.
     fn exceeding(
         &self,
@@ -226,17 +254,13 @@ impl Store {
         if *headroom == Bytes::ZERO {
             return Ok(None);
         }
-        let (record, limits) = {
-            let index = self.index();
-            // The source was deleted meanwhile.
-            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(None) };
-            (record.clone(), index.limits(source, record))
-        };
+        // The source was deleted meanwhile.
+        let Some((record, limits)) = self.limits_without(source, *headroom) else { return Ok(None) };
         if self.live.open_dir(source.name()).is_err() {
             return Ok(None);
         }
         let used = read(&self.quotas, record.project).map_err(ActError::Quota)?.used.bytes;
-        let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
+        let alone = limits.bytes.unwrap_or_default();
         let exceeds = match record.mode {
             Mode::Block { .. } => used > alone,
             // Overwritten extents have enlarged the extent maps of the files.

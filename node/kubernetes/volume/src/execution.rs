@@ -123,13 +123,9 @@ impl<'a> Execution<'a> {
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
                 // A clone of the source may hold its lock for minutes, and the copies of all snapshots would wait.
                 let _guard = self.store.release_headroom(&cloning, VolumeLocks::try_lock)?;
-                // The limits change before the record: when the record has no source, no later pass repeats this step.
-                if !known.record.mode.is_block() {
-                    quotas.set_limits(known.record.project, known.record.limits())?;
-                }
-                files.replace(id, &known.record)?;
-                self.put(known);
-                self.store.lower_limit(&cloning.source);
+                let ended = self.end_sharing(known);
+                self.store.settle_limit(&cloning.source);
+                ended?;
                 self.store.settle_allocations(&cloning.source, None);
             }
             Step::Publish => {
@@ -187,16 +183,29 @@ impl<'a> Execution<'a> {
                 if let Some(cloning) = cloning {
                     self.store.settle_allocations(&cloning.source, Some(id));
                 }
-                if let Some(record) = &record {
-                    files.remove(record.state, id)?;
+                let removed = record.as_ref().map_or(Ok(()), |record| files.remove(record.state, id));
+                if removed.is_ok() {
+                    self.store.index().forget(id);
+                    self.known = None;
                 }
-                self.store.index().forget(id);
-                self.known = None;
                 if let Some(cloning) = cloning {
-                    self.store.lower_limit(&cloning.source);
+                    self.store.settle_limit(&cloning.source);
                 }
+                removed?;
             }
         }
+        Ok(())
+    }
+
+    /// Writes the record of a copy that shares no blocks any more. The limits change before the record: when the record
+    /// has no source, no later pass repeats this step.
+    fn end_sharing(&mut self, known: Known) -> Result<(), ActError> {
+        let Store { files, quotas, .. } = self.store;
+        if !known.record.mode.is_block() {
+            quotas.set_limits(known.record.project, known.record.limits())?;
+        }
+        files.replace(self.id, &known.record)?;
+        self.put(known);
         Ok(())
     }
 
