@@ -79,11 +79,13 @@ impl Attempts {
     }
 
     /// Ends the back-off of an object that waits for this, once for each failure and a second after the failure at the
-    /// earliest. Returns whether the object has waited.
+    /// earliest. The next failure begins a new back-off: the volume is often free a moment later. Returns whether the
+    /// object has waited.
     pub(crate) fn wake(&self, uid: &str) -> bool {
         let mut failures = self.failures();
         let Some(failed) = failures.get_mut(uid) else { return false };
         let Some(earliest) = failed.woken_not_before.take() else { return false };
+        failed.count = 0;
         failed.not_before = failed.not_before.min(earliest);
         true
     }
@@ -174,8 +176,12 @@ mod tests {
         tokio::time::advance(FIRST).await;
         assert_eq!(attempts.wait("a"), None);
         assert!(!attempts.wake("a"), "it has had its pass");
-        assert_eq!(attempts.failed_until_woken("a").attempt, 11);
+        assert_eq!(attempts.failed_until_woken("a").attempt, 1, "the back-off begins again");
+        for _ in 0..10 {
+            attempts.failed_until_woken("a");
+        }
         tokio::time::advance(2 * FIRST).await;
+        assert!(attempts.wait("a").is_some());
         assert!(attempts.wake("a"));
         assert_eq!(attempts.wait("a"), None, "the failure is more than a second ago");
         attempts.failed_until_woken("a");
