@@ -39,8 +39,9 @@ pub trait Host: Send + Sync + 'static {
 
     fn act(&self, at: &mut Self::At, step: Step) -> Result<(), ActError>;
 
-    /// Announces that a target of the volume is removed, and its device if no other target has it. The caller announces
-    /// nothing while a device without a target stays attached: the volume is still in use.
+    /// Announces that a target of the volume is removed, and that its device is detached if no other target has it. If
+    /// another process has the device open, the kernel detaches it later, which nothing announces. After a detach that
+    /// failed, the caller announces nothing: the volume is still in use.
     fn unpublished(&self, volume: &VolumeId);
 
     /// Limits and usage of a volume, if it is at this path.
@@ -65,8 +66,8 @@ pub trait Host: Send + Sync + 'static {
     /// Volumes that have a loop device without targets.
     fn idle(&self) -> Result<Vec<VolumeId>, LookError>;
 
-    /// Detaches the loop devices of a volume that have no target.
-    fn release(&self, volume: &VolumeId) -> Result<(), ActError>;
+    /// Detaches the loop devices of a volume that have no target. Returns whether there was one.
+    fn release(&self, volume: &VolumeId) -> Result<bool, ActError>;
 
     /// Opens the loop devices of all targets, which an earlier process had open. Returns the number of targets whose
     /// device is attached but cannot be opened; each is logged.

@@ -222,7 +222,9 @@ impl<H: Host> Plugin<H> {
             let _guard = guard;
             match host.release(&volume) {
                 // An unpublish whose detach failed has announced nothing, and its next try may find no device.
-                Ok(()) => host.unpublished(&volume),
+                Ok(true) => host.unpublished(&volume),
+                // A publish was in progress, or another call has detached the device.
+                Ok(false) => {}
                 Err(reason) => {
                     warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
                 }

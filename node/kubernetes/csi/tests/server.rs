@@ -163,6 +163,23 @@ async fn an_unpublish_whose_detach_failed_is_announced_when_the_device_is_detach
     }
 }
 
+/// Regression: each publish that the watch saw in progress was announced as an unpublish.
+#[tokio::test]
+async fn a_device_whose_publish_was_in_progress_is_not_announced() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let mut client = node.kubelet.client().await;
+    client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect("publish");
+    host.hold("pvc-1");
+    host.report_idle("pvc-1");
+    eventually("the plugin looks at the device", || host.works_on("pvc-1")).await;
+    host.release("pvc-1");
+    // The call has the lock of the volume after the plugin.
+    client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await.expect("unpublish");
+    assert_eq!(host.unpublished(), [(fake::id("pvc-1"), 0)]);
+}
+
 #[tokio::test]
 async fn a_revoked_detach_is_counted_by_volume_and_forgotten_with_it() {
     let host = FakeHost::default();

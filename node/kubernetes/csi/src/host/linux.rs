@@ -442,7 +442,7 @@ impl Host for Linux {
         Ok(images.into_values().collect())
     }
 
-    fn release(&self, id: &VolumeId) -> Result<(), ActError> {
+    fn release(&self, id: &VolumeId) -> Result<bool, ActError> {
         let mut devices: BTreeMap<_, _> = self.devices.of(id).into_iter().collect();
         if let (_, _, Some(image)) = self.open(id, Access::ReadOnly)? {
             let attached = block::devices(image.backing)?.into_iter();
@@ -450,11 +450,12 @@ impl Host for Linux {
         }
         let nodes = block::Nodes::look()?;
         devices.retain(|number, _| !nodes.has_targets(*number, &self.kubelet, None));
+        let is_idle = !devices.is_empty();
         for (number, backing) in devices {
             self.devices.detach(number, backing, id)?;
         }
         self.remove_former(&nodes);
-        Ok(())
+        Ok(is_idle)
     }
 
     fn adopt(&self) -> Result<usize, LookError> {

@@ -167,8 +167,9 @@ async fn a_detach_of_a_device_without_targets_is_not_revoked() {
     assert_eq!(detach(&device.number.path()), Detach::Deferred, "the node holds the device");
     let found = host.watch().expect("watch");
     assert_eq!((found.revoked, found.idle), (Vec::new(), vec![volume.clone()]));
-    host.release(&volume).expect("release");
+    assert!(host.release(&volume).expect("release"), "it had a device");
     assert!(node.devices().is_empty());
+    assert!(!host.release(&volume).expect("release"), "it has none");
     drop(host);
     node.stop().await;
 }

@@ -129,9 +129,13 @@ impl FakeHost {
     /// Leaves an attached image without a target, like a killed plugin or a failed detach. The next watch of the
     /// devices finds it.
     pub fn leave_idle(&self, volume: &str) {
-        let mut state = self.state();
-        state.devices.insert((id(volume), false), Bytes::GIB);
-        state.idle.push(id(volume));
+        self.state().devices.insert((id(volume), false), Bytes::GIB);
+        self.report_idle(volume);
+    }
+
+    /// The next watch of the devices reports the volume, as if its publish were in progress.
+    pub fn report_idle(&self, volume: &str) {
+        self.state().idle.push(id(volume));
     }
 
     pub fn delete(&self, volume: &str) {
@@ -369,12 +373,17 @@ impl Host for FakeHost {
         Ok(volumes.into_iter().filter(|volume| !published(volume)).collect())
     }
 
-    fn release(&self, volume: &VolumeId) -> Result<(), ActError> {
+    fn release(&self, volume: &VolumeId) -> Result<bool, ActError> {
         let mut state = self.state();
         state.at_work.push(volume.clone());
         let mut state = self.0.1.wait_while(state, |state| state.held.contains(volume)).expect("nothing panicked");
         state.at_work.retain(|busy| busy != volume);
-        state.devices.retain(|(found, _), _| found != volume);
-        Ok(())
+        let State { devices, targets, .. } = &mut *state;
+        let before = devices.len();
+        devices.retain(|(found, read_only), _| {
+            let shows = |there: &(VolumeId, Attributes)| there.0 == *found && there.1.read_only == *read_only;
+            found != volume || targets.values().flatten().any(shows)
+        });
+        Ok(devices.len() < before)
     }
 }
