@@ -211,14 +211,15 @@ impl<H: Host> Plugin<H> {
             }
         };
         for volume in idle {
-            Arc::clone(self).release(volume).await?;
+            Arc::clone(self).release(volume).await;
         }
         Ok(())
     }
 
-    async fn release(self: Arc<Self>, volume: VolumeId) -> Result<VolumeId, JoinError> {
+    async fn release(self: Arc<Self>, volume: VolumeId) -> VolumeId {
+        // The lock precedes the permit, as in calls.
         let (host, guard) = (Arc::clone(&self.host), self.locks.lock(&volume).await);
-        spawn_blocking(move || {
+        let work = move || {
             let _guard = guard;
             match host.release(&volume) {
                 // An unpublish whose detach failed has announced nothing, and its next try may find no device.
@@ -230,8 +231,8 @@ impl<H: Host> Plugin<H> {
                 }
             }
             volume
-        })
-        .await
+        };
+        self.operations.run(work).await
     }
 
     /// Opens the loop devices of all targets, so that pods cannot detach them. An error does not stop the plugin:
@@ -260,7 +261,7 @@ impl<H: Host> Plugin<H> {
             tokio::select! {
                 () = cx.cancelled() => break,
                 Some(released) = releases.join_next() => {
-                    releasing.remove(&released??);
+                    releasing.remove(&released?);
                     continue;
                 }
                 _ = looks.tick() => {}
@@ -290,7 +291,7 @@ impl<H: Host> Plugin<H> {
         }
         // Running detaches end first: the plugin has a device open until it is detached.
         while let Some(released) = releases.join_next().await {
-            released??;
+            released?;
         }
         Ok(())
     }

@@ -308,13 +308,18 @@ async fn operations_on_a_disk_that_hangs_are_limited() {
     let names: Vec<_> = (0..300).map(|number| format!("pvc-{number}")).collect();
     let volumes: Vec<_> = names.iter().map(String::as_str).collect();
     let host = FakeHost::with_volumes(&volumes);
-    let node = Node::start(&host).await;
+    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    // A detach by the plugin itself has one of the 256 permits.
+    host.hold("pvc-idle");
+    host.leave_idle("pvc-idle");
+    eventually("the detach has begun", || host.works_on("pvc-idle")).await;
     host.hang_looks(true);
     let calls = publish_all(&node.kubelet, &volumes).await;
-    eventually("the other calls have not begun", || host.looks() == 256).await;
+    eventually("the other calls have not begun", || host.looks() >= 255).await;
     host.hang_looks(false);
     complete(calls).await;
-    assert_eq!(host.most_looks(), 256);
+    host.release("pvc-idle");
+    assert_eq!(host.most_looks(), 255);
 }
 
 #[tokio::test]
