@@ -75,12 +75,12 @@ fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, Cal
 /// blocks them, even after the client has canceled its calls.
 pub(crate) const LOOKS: usize = 16;
 
-/// Maximum number of threads that publish, unpublish and expand volumes, one for each volume.
+/// Maximum number of threads that publish, unpublish and expand volumes, or detach unused devices, one for each volume.
 ///
 /// This is half of tokio's blocking pool, which has 512 threads by default, and which the rest of the program uses too.
-/// The kubelet runs at most 110 pods by default: two volumes of each can hang, for example while a detach writes to a
-/// slow disk, before another volume has to wait. Further calls wait, because the kubelet repeats a failed call only
-/// after a growing pause of up to two minutes, which would delay pods.
+/// It limits clients with many calls on each connection. The kubelet opens a connection for each call, and reaches the
+/// limit of connections first. Further calls wait, because the kubelet repeats a failed call only after a growing pause
+/// of up to two minutes, which would delay pods.
 pub(crate) const OPERATIONS: usize = 256;
 
 pub(crate) struct NodeService<H> {
