@@ -37,24 +37,27 @@ pub(crate) async fn roll_back_claim(
         Step::RollBack { snapshot, kept } => (snapshot.clone(), kept.as_ref()),
         Step::Cancel(kept) => (kept.to_string(), None),
     };
-    let key = backoff_key(claim, &snapshot, kept);
-    if let Some(left) = provisioner.attempts.wait(&key) {
+    let (failing, waiting) = (backoff_key(claim, &snapshot, None), backoff_key(claim, &snapshot, kept));
+    if let Some(left) = provisioner.attempts.wait(&failing).max(provisioner.attempts.wait(&waiting)) {
         return Ok(Some(left));
     }
     let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Outcome::Occupied.next()) };
-    let shared = format!("{key} waits for clones");
+    let shared = format!("{waiting} waits for clones");
+    // The start of a request shows nothing about the failures of an earlier one.
+    let is_start = matches!(step, Step::RollBack { kept: None, .. });
     match provisioner.roll_back(claim, id, step).await {
         Ok(outcome) => {
-            if outcome != Outcome::Occupied {
-                provisioner.attempts.succeeded(&key);
-                provisioner.attempts.succeeded(&shared);
+            if outcome != Outcome::Occupied && !is_start {
+                for key in [&failing, &waiting, &shared] {
+                    provisioner.attempts.succeeded(key);
+                }
             }
             Ok(outcome.next())
         }
         Err(error @ (Error::Api(_) | Error::Panicked(_))) => Err(error),
         Err(Error::Store(error)) if error.is_in_use() => {
             provisioner.events.rollback_waits(claim, &snapshot, RollbackWait::Pods, &error);
-            let retry = provisioner.attempts.failed_until_woken(&key);
+            let retry = provisioner.attempts.failed_until_woken(&waiting);
             debug!(volume = %id, %error, attempt = retry.attempt, "rollback waits");
             Ok(Some(retry.after))
         }
@@ -74,15 +77,16 @@ pub(crate) async fn roll_back_claim(
         Err(error) => {
             provisioner.metrics.failed(Object::Claim, error.kind());
             provisioner.events.rollback_failed(claim, &snapshot, &error);
-            let retry = provisioner.attempts.failed(&key);
+            let retry = provisioner.attempts.failed(&failing);
             warn!(volume = %id, error = causes::of(&error), attempt = retry.attempt, "rollback failed, will retry");
             Ok(Some(retry.after))
         }
     }
 }
 
-/// Back-off key of the rollback of a claim. It includes the snapshot and the ID of the kept one, so that another
-/// request is tried at once.
+/// Back-off key of the rollback of a claim to a snapshot. That of a wait for pods includes the ID of the kept snapshot,
+/// so that another request is tried at once. That of other failures does not: a user could repeat the request without
+/// any pause.
 pub(crate) fn backoff_key(claim: &PersistentVolumeClaim, snapshot: &str, kept: Option<&VolumeId>) -> String {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     format!("{uid} rollback {snapshot} {}", kept.map_or("", VolumeId::as_str))
@@ -578,6 +582,23 @@ mod tests {
         advance(SECOND).await;
         pass().await.expect_err("the API server accepts no new object");
         assert_eq!(disk.source(volume).as_ref(), Some(source));
+    }
+
+    /// Regression: a request that was removed and repeated has another ID, and was tried without a pause.
+    #[tokio::test(start_paused = true)]
+    async fn a_repeated_request_has_the_back_off_of_failures() {
+        let Fixture { provisioner, claim, volume, kept, .. } = Fixture::with_size(Bytes::GIB);
+        let request = |kept| Step::RollBack { snapshot: "not a name".into(), kept };
+        let pass = async |step| roll_back_claim(&claim, &volume, step, &provisioner).await.expect("it will retry");
+        for _ in 0..5 {
+            let pause = pass(request(Some(kept.clone()))).await.expect("a pause");
+            advance(pause).await;
+        }
+        let pause = pass(request(Some(kept))).await;
+        assert!(pause > Some(8 * SECOND), "{pause:?}");
+        for repeated in [None, Some(id("snapshot-u-8"))] {
+            assert_eq!(pass(request(repeated)).await, pause);
+        }
     }
 
     /// A claim whose rollback waits may request another one.
