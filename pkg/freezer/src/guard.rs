@@ -39,14 +39,16 @@ pub fn guard() -> ExitCode {
     let program = Connection::new(&socket);
     let Some(request) = program.receive_request() else { return ExitCode::SUCCESS };
     let (reply, is_thawed) = match serve(&program, &request) {
-        Ok(reply) => (reply, true),
+        Ok(reply) => (Some(reply), true),
         Err(error) => {
             let is_thawed = !matches!(error, FreezeError::Cgroup { operation: Operation::Thaw, .. });
             (Reply::of(error), is_thawed)
         }
     };
-    // If the reply cannot be sent, the program has ended.
-    let _ = program.send_reply(&reply);
+    if let Some(reply) = reply {
+        // If the reply cannot be sent, the program has ended.
+        let _ = program.send_reply(&reply);
+    }
     if is_thawed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -110,16 +110,14 @@ impl Reply {
         })
     }
 
-    /// Converts an error of the guard. `Start`, `TooMany` and `Guard` do not occur there.
-    pub(crate) fn of(error: FreezeError) -> Self {
+    /// Converts an error of the guard. `None`: an error that does not occur there. Without a reply, the program returns
+    /// [`FreezeError::Guard`].
+    pub(crate) fn of(error: FreezeError) -> Option<Self> {
         match error {
-            FreezeError::Cgroup { operation, path, errno } => Self::Failed { operation, path, errno },
-            FreezeError::AlreadyFrozen { path } => Self::AlreadyFrozen(path),
-            FreezeError::Thawed { path } => Self::ThawedByOther(path),
-            FreezeError::Late { freeze, total, .. } => Self::Late { total, freeze },
-            FreezeError::Start(_) | FreezeError::TooMany | FreezeError::Guard => {
-                Self::Late { total: Duration::ZERO, freeze: None }
-            }
+            FreezeError::Cgroup { operation, path, errno } => Some(Self::Failed { operation, path, errno }),
+            FreezeError::AlreadyFrozen { path } => Some(Self::AlreadyFrozen(path)),
+            FreezeError::Thawed { path } => Some(Self::ThawedByOther(path)),
+            FreezeError::Start(_) | FreezeError::TooMany | FreezeError::Late { .. } | FreezeError::Guard => None,
         }
     }
 
@@ -249,6 +247,18 @@ mod tests {
         for reply in replies.into_iter().chain(Operation::ALL.map(failed)) {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));
         }
+    }
+
+    #[test]
+    fn the_errors_of_the_guard_are_sent() {
+        let path = || PathBuf::from("/a/b");
+        let cgroup = FreezeError::Cgroup { operation: Operation::Freeze, path: path(), errno: Errno::EPERM };
+        for error in [cgroup, FreezeError::AlreadyFrozen { path: path() }, FreezeError::Thawed { path: path() }] {
+            let text = error.to_string();
+            let reply = Reply::of(error).expect("a reply");
+            assert_eq!(reply.into_error(Duration::ZERO).to_string(), text);
+        }
+        assert_eq!(Reply::of(FreezeError::Guard), None);
     }
 
     #[test]
