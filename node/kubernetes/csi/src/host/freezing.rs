@@ -174,7 +174,7 @@ fn phases(Pause { freeze, total }: Pause, clone: Duration) -> PodPause {
 
 fn observe(directories: &PublishedDirectories, pause: Pause, clone: Duration) {
     let phases = phases(pause, clone);
-    info!(pause = ?pause.total, freeze = ?phases.freeze, clone = ?phases.clone, "pods of the volume were frozen");
+    info!(pause = ?pause.total, freeze = ?phases.freeze, clone = ?phases.clone, "pause of the volume's pods ended");
     directories.volumes().calls().observe_pause(phases);
 }
 
