@@ -16,7 +16,7 @@ impl Threads {
     }
 
     /// As [`blocking`], but first waits for a permit. The thread keeps it until the work has ended: a call that the
-    /// client has canceled still counts. Cancel-safe while it waits.
+    /// client has cancelled still counts. Cancel-safe while it waits.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let permit = Arc::clone(&self.0).acquire_owned().await.ok(); // the semaphore is never closed
         let permitted = move || {
