@@ -30,8 +30,8 @@ impl Part {
         Self { case, console, outcomes, turn }
     }
 
-    /// Waits until every other part has ended or also waits here. From then on, this part runs by itself. A part starts
-    /// its pods before this call, so that parts start their pods in parallel.
+    /// Waits until every other part has ended, waits here, or has called [`Part::end_of_turn`]. From then on, no other
+    /// part starts its turn. A part starts its pods before this call, so that parts start their pods in parallel.
     pub async fn alone(&self) {
         self.turn.alone().await;
     }

@@ -26,8 +26,8 @@ impl Turn {
         (0..parts).map(turn).collect()
     }
 
-    /// Waits until each other part has ended or also waits. Waiting parts run one after the other, in the order of
-    /// their calls.
+    /// Waits until each other part has ended, has returned its permits, or also waits. Waiting parts run one after the
+    /// other, in the order of their calls.
     pub(crate) async fn alone(&self) {
         // A part that kept its permit during the wait would block the other parts.
         drop(self.hold(None));

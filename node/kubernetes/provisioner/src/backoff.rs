@@ -29,7 +29,7 @@ pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// Failures of objects since their last success.
+/// Failures of objects since their last success or wake.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     failures: Mutex<HashMap<String, Failures>>,

@@ -188,8 +188,8 @@ impl Store {
         lock: impl FnOnce(&VolumeLocks, &VolumeId) -> Option<VolumeGuard>,
     ) -> Result<VolumeGuard, ActError> {
         let source = &cloning.source;
-        // All but the last comparison runs without the lock: other operations on the source wait neither for its dirty
-        // pages nor for XFS, which retries files that their tenant is reading.
+        // Only the last comparisons, of the usage alone, have the lock: other operations on the source wait neither for
+        // its dirty pages nor for XFS, which retries files that their tenant is reading.
         let is_flushed = self.flush_overwritten(cloning);
         let exceeding = self.exceeding(cloning, Quotas::settled)?;
         let is_whole = match &exceeding {

@@ -58,8 +58,8 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     Ok(())
 }
 
-/// Needs a namespace of its own: the part `pods` sets the Pod Security level of its namespace, and often waits, for
-/// example for the next heartbeat of the kubelet or for turns of the tenants.
+/// Needs a namespace of its own, because the part `pods` sets the Pod Security level of its namespace. Runs beside that
+/// part, which often waits, for example for the next heartbeat of the kubelet.
 async fn mapped(part: Part) -> Result<(), Stopped> {
     part.shows("a_pod_with_a_user_namespace_uses_a_volume", user_namespace(&part.case)).await;
     Ok(())
