@@ -11,13 +11,15 @@ use crate::test_list::{self, TestList};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1 as core;
 use kube::{Api, Client};
-use launch::{Cluster, ClusterOptions, Options, SHUTDOWN_LIMIT, StepError};
+use launch::{Cluster, ClusterOptions, Nodes, Options, SHUTDOWN_LIMIT, StepError};
 use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write as _};
+use std::num::{NonZeroU8, NonZeroUsize};
 use std::path::Path;
 use std::process::ExitCode;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -27,6 +29,13 @@ use units::Bytes;
 /// Memory for the tests of volumes and of the API server, which exceeds that of a demonstration.
 const CONTROL_PLANE_MEMORY: Bytes = Bytes::new(3 << 30);
 const WORKER_MEMORY: Bytes = Bytes::new(2 << 30);
+/// CPUs of each node: one if the machine has fewer than two for each. While the machine runs the CPUs of one guest,
+/// another one that has more of them waits for its own in spin locks and in Go's scheduler.
+fn cpus(nodes: Nodes) -> NonZeroU8 {
+    let machine = available_parallelism().map_or(1, NonZeroUsize::get);
+    if machine < 2 * usize::from(nodes.get()) { NonZeroU8::MIN } else { NonZeroU8::MIN.saturating_add(1) }
+}
+
 /// The images of the tests use 8 % of the disk.
 const DATA_SIZE: Bytes = Bytes::new(16 << 30);
 
@@ -131,6 +140,7 @@ impl Run<'_> {
         let mut options = Options::new(arguments.image.clone(), state.path());
         options.logs = self.output.path().to_owned();
         options.memory = CONTROL_PLANE_MEMORY;
+        options.cpus = cpus(arguments.nodes);
         options.data_size = Some(DATA_SIZE);
         let registry = Registry::start(&arguments.registry, &arguments.pulled).await?;
         options.configuration = Some(registry.configuration());
