@@ -29,8 +29,8 @@ use units::Bytes;
 /// Memory for the tests of volumes and of the API server, which exceeds that of a demonstration.
 const CONTROL_PLANE_MEMORY: Bytes = Bytes::new(3 << 30);
 const WORKER_MEMORY: Bytes = Bytes::new(2 << 30);
-/// CPUs of each node: one if the machine has fewer than two for each. While the machine runs the CPUs of one guest,
-/// another one that has more of them waits for its own in spin locks and in Go's scheduler.
+/// CPUs of each node: one if the machine has fewer than two for each. With more, an API server completed no TLS
+/// handshake for two minutes. The likely reason: CPUs of guests spin on locks of CPUs that the machine does not run.
 fn cpus(nodes: Nodes) -> NonZeroU8 {
     let machine = available_parallelism().map_or(1, NonZeroUsize::get);
     if machine < 2 * usize::from(nodes.get()) { NonZeroU8::MIN } else { NonZeroU8::MIN.saturating_add(1) }
