@@ -197,7 +197,11 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Unfinished { .. }
         | Error::Copying { .. }
         | Error::Act {
-            source: volume::ActError::Busy { .. } | volume::ActError::Pods(_) | volume::ActError::Late { .. },
+            source:
+                volume::ActError::Busy { .. }
+                | volume::ActError::Locked { .. }
+                | volume::ActError::Pods(_)
+                | volume::ActError::Late { .. },
             ..
         } => Code::Aborted,
         Error::Source { source, .. } => match source {
@@ -396,6 +400,9 @@ mod tests {
         assert_eq!(code(Change::Expand, full()), Code::OutOfRange);
         let published = volume::Error::Published { id: id(), target: "/k/t".into() };
         assert_eq!(code(Change::Delete, published), Code::FailedPrecondition);
+        let locked = volume::ActError::Locked { volume: id() };
+        let locked = volume::Error::Act { id: id(), step: volume::Step::RemoveRecord, source: locked };
+        assert_eq!(code(Change::Delete, locked), Code::Aborted);
         let source = |source| volume::Error::Source { id: id(), source };
         assert_eq!(code(Change::Create, source(SourceError::Unknown { volume: id() })), Code::NotFound);
         let files = || source(SourceError::NoFreezer { volume: id() });

@@ -178,10 +178,12 @@ impl Store {
     /// of another copy that ends would count it.
     ///
     /// # Errors
-    /// [`ActError::Busy`]: `lock` has returned `None`, or the source still has such blocks. A source with direct I/O in
-    /// flight keeps them, and a write to a hole of an image could fail. A thick image has holes where its pod has
-    /// discarded blocks; without holes, it needs no new blocks, and its copy does not wait for its writers. A source of
-    /// files is flushed less and less often; between two flushes, its usage decides.
+    /// [`ActError::Locked`]: `lock` has returned `None`.
+    ///
+    /// [`ActError::Busy`]: the source still has such blocks. A source with direct I/O in flight keeps them, and a write
+    /// to a hole of an image could fail. A thick image has holes where its pod has discarded blocks; without holes, it
+    /// needs no new blocks, and its copy does not wait for its writers. A source of files is flushed less and less
+    /// often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(
         &self,
         cloning: &Cloning,
@@ -196,12 +198,18 @@ impl Store {
             Some(record) => self.is_whole(source, record)?,
             None => false,
         };
-        if (exceeding.is_none() || is_whole)
-            && let Some(guard) = lock(&self.locks, source)
-            && (is_whole || self.exceeding(cloning, Quotas::quota)?.is_none())
-            && self.lower_limit(cloning, is_whole)?
-        {
-            return Ok(guard);
+        let mut error = ActError::Busy { volume: source.clone() };
+        if exceeding.is_none() || is_whole {
+            match lock(&self.locks, source) {
+                Some(guard)
+                    if (is_whole || self.exceeding(cloning, Quotas::quota)?.is_none())
+                        && self.lower_limit(cloning, is_whole)? =>
+                {
+                    return Ok(guard);
+                }
+                Some(_) => {}
+                None => error = ActError::Locked { volume: source.clone() },
+            }
         }
         if is_flushed {
             let mut index = self.index();
@@ -209,7 +217,7 @@ impl Store {
             let flush = Flush::after(index.flushes.get(source).copied(), Instant::now());
             index.flushes.insert(source.clone(), flush);
         }
-        Err(ActError::Busy { volume: source.clone() })
+        Err(error)
     }
 
     /// Writes the dirty pages of a source with headroom. Returns whether this was the flush of a source of files, which

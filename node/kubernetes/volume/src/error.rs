@@ -200,6 +200,9 @@ pub enum ActError {
     /// The limit of the source stays raised, so that no write to one of its holes fails.
     #[error("volume {volume} is being written, and XFS keeps blocks that it allocated for copy-on-write; try again")]
     Busy { volume: VolumeId },
+    /// A snapshot or its copy ends only when no other operation has its source.
+    #[error("another operation on volume {volume}, the source, is running; try again")]
+    Locked { volume: VolumeId },
     #[error("the image has {found} instead of {wanted}")]
     Short { found: Bytes, wanted: Bytes },
     #[error("cannot find the loop devices of the image")]
@@ -295,8 +298,8 @@ impl Error {
             Self::Closed { .. } => "closed",
             Self::Look { .. } => "look",
             Self::Act { source: ActError::InUse { .. }, .. } | Self::Published { .. } => "in_use",
+            Self::Act { source: ActError::Locked { .. }, .. } | Self::Unfinished { .. } => "unfinished",
             Self::Act { .. } => "act",
-            Self::Unfinished { .. } => "unfinished",
             Self::Announced { .. } => "announced",
             Self::Removed { .. } => "removed",
             Self::Source { .. } => "source",
@@ -305,6 +308,11 @@ impl Error {
             Self::Throttle { .. } => "throttle",
             Self::Freeze { .. } => "freeze",
         }
+    }
+
+    /// Whether a removal waits for another operation on the source of the snapshot. The next call continues.
+    pub const fn is_locked(&self) -> bool {
+        matches!(self, Self::Act { source: ActError::Locked { .. }, .. })
     }
 
     /// Whether a pod or another process still uses the volume: CSI's `VOLUME_IN_USE`.
@@ -370,6 +378,7 @@ impl ActError {
             | Self::NoFreezer
             | Self::Overfull
             | Self::Busy { .. }
+            | Self::Locked { .. }
             | Self::Short { .. }
             | Self::Loops(_)
             | Self::Detach(_)

@@ -44,13 +44,15 @@ pub(crate) struct Execution<'a> {
     pub(crate) cloning: Option<Cloning>,
     /// Longest pause of the pods of a source of files.
     pub(crate) max_pause: Duration,
+    /// Whether the removal of the record waits for other operations on the source.
+    pub(crate) waits_for_source: bool,
     /// Staged directory, opened once for the steps that fill it.
     staged: Option<Dir>,
 }
 
 impl<'a> Execution<'a> {
     pub(crate) fn new(store: &'a Store, id: &'a VolumeId, want: Option<&'a Request>, known: Option<Known>) -> Self {
-        Self { store, id, want, known, cloning: None, max_pause: DEFAULT_PAUSE, staged: None }
+        Self { store, id, want, known, cloning: None, max_pause: DEFAULT_PAUSE, waits_for_source: true, staged: None }
     }
 
     pub(crate) fn run(&mut self, steps: &[Step]) -> Result<(), Error> {
@@ -62,7 +64,9 @@ impl<'a> Execution<'a> {
                 return Err(match source {
                     ActError::Unfinished { freed, left } => Error::Unfinished { id, freed, left },
                     ActError::Copying { left } => Error::Copying { id, left },
-                    ActError::Busy { .. } if step == Step::EndSharing => Error::Copying { id, left: Bytes::ZERO },
+                    ActError::Busy { .. } | ActError::Locked { .. } if step == Step::EndSharing => {
+                        Error::Copying { id, left: Bytes::ZERO }
+                    }
                     source => Error::Act { id, step, source },
                 });
             }
@@ -173,7 +177,10 @@ impl<'a> Execution<'a> {
                 let _guard = match cloning {
                     Some(cloning) => {
                         Anchor::new(&self.store.anchors, id).clear()?;
-                        let lock = |locks: &VolumeLocks, source: &VolumeId| Some(locks.blocking_lock(source));
+                        let waits = self.waits_for_source;
+                        let lock = |locks: &VolumeLocks, source: &VolumeId| {
+                            if waits { Some(locks.blocking_lock(source)) } else { locks.try_lock(source) }
+                        };
                         Some(self.store.release_headroom(cloning, lock)?)
                     }
                     None => None,

@@ -56,6 +56,11 @@ pub struct Store {
     /// Lock order: a copy (a clone or snapshot, also that of a rollback) before its source and before the volume of its
     /// rollback; several copies, and several sources, in the order of their IDs. No operation on an announced volume or
     /// snapshot locks a copy of it, and only such volumes and snapshots are locked to be cloned.
+    ///
+    /// A thin snapshot can outlive its source, and a client of CSI can use the name of the source again for a volume
+    /// that is created from this snapshot: each is then the source of the other. Therefore [`Store::discard`], with the
+    /// lock of the snapshot, does not wait for that of its source. The creation waits for the snapshot, and then finds
+    /// that it does not exist. An undo waits for the source, because no call clones an unfinished copy.
     pub(crate) locks: VolumeLocks,
     pub(crate) leases: Leases,
     pub(crate) copies: BackgroundCopies,

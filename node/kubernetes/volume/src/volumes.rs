@@ -123,7 +123,8 @@ pub trait Volumes: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Refused`] with [`VolumeRefusal::Volume`]: `id` is a volume; with [`VolumeRefusal::Restoring`]: the
     /// snapshot is thin, and a volume is being created from it. [`Error::Act`] with
-    /// [`ActError::Busy`](crate::ActError::Busy): the next call continues. Also the errors of [`Volumes::discard`].
+    /// [`ActError::Busy`](crate::ActError::Busy) or [`ActError::Locked`](crate::ActError::Locked): the next call
+    /// continues. Also the errors of [`Volumes::discard`].
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Removes snapshots that were never reported: one, or members of a group, which is reported as a whole. A complete

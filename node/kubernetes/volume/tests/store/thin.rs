@@ -2,6 +2,8 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use fsquota::{Limits, Quotas};
@@ -14,11 +16,13 @@ use volume::{
 };
 
 use crate::cloning::{BOTH, LARGER, is_settled, shared};
-use crate::node::{INODES, Node, SIZE, copied, disk, id, only_byte, settings, sized, snapshot_request, without_pods};
+use crate::node::{
+    INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request, without_pods,
+};
 use crate::rollback::rolled_back;
 use crate::snapshots::{snapshot_of, taken};
 use crate::sys::cow_extent_size;
-use crate::trees;
+use crate::trees::{self, Slow};
 
 /// Takes a thin snapshot, which is ready after one call.
 fn thin(node: &Node, source: &VolumeId, name: &str) -> Record {
@@ -160,6 +164,40 @@ fn a_tenant_of_files_at_its_limit_gets_enospc_until_its_thin_snapshot_is_removed
     trees::overwrite(&top, 2);
     trees::has(&top, 2);
     assert_eq!(node.limits(from.project), limits);
+}
+
+/// Regression: the removal of a snapshot waited for a clone of its volume, for minutes. The removal of a thin snapshot,
+/// and the creation of a volume from it with the name of its deleted source, could wait for each other forever.
+#[test]
+fn the_removal_of_a_snapshot_waits_neither_for_its_source_nor_for_a_new_volume_of_that_name() {
+    const NAMES: [&str; 2] = ["snapshot-former", "snapshot-source"];
+    let node = Node::new();
+    without_pods(&node.store);
+    let [(former, _), (source, _)] = ["pvc-former", "pvc-source"].map(|name| node.made(&files(name)));
+    thin(&node, &former, NAMES[0]);
+    thin(&node, &source, NAMES[1]);
+    node.remove(&former);
+    let want = Request { source: Some(source.clone()), ..files("pvc-former") };
+    let (store, slow) = (&node.store, Slow::of(&node.store));
+    let (sender, ended) = mpsc::channel();
+    let removals = thread::scope(|scope| {
+        // The call has both volumes at the first meeting.
+        scope.spawn(|| store.provision(&former, &want));
+        slow.meet();
+        scope.spawn(|| NAMES.iter().for_each(|name| sender.send(store.remove_snapshot(&id(name))).unwrap()));
+        let removals = NAMES.map(|_| ended.recv_timeout(Duration::from_secs(60)));
+        slow.meet();
+        removals
+    });
+    for (removal, of) in removals.iter().zip([&former, &source]) {
+        let Ok(Err(error @ Error::Act { source: ActError::Locked { volume }, .. })) = removal else {
+            panic!("{removal:?}")
+        };
+        assert_eq!((volume, error.kind()), (of, "unfinished"));
+    }
+    without_pods(store);
+    copied(store, &want);
+    NAMES.iter().for_each(|name| removed(&node, name));
 }
 
 fn group_of(sources: [&VolumeId; 2]) -> GroupRequest {

@@ -18,7 +18,7 @@ use reflink::for_each_shared;
 use units::{Bytes, Inodes};
 use volume::{
     ActError, Allocation, Copying, Drifted, Error, FrozenPods, Mode, PodFreezer, Record, Request, Settings,
-    SourceError, State, Taken, VolumeId, Volumes as _,
+    SourceError, State, Store, Taken, VolumeId, Volumes as _,
 };
 
 use crate::cgroup::Pod;
@@ -272,22 +272,36 @@ fn two_snapshots_that_end_at_once_do_not_count_the_same_headroom() {
     assert_eq!(node.limits(from.project).bytes, Some(SIZE));
 }
 
+/// Freezer that returns at the second meeting. The source is locked meanwhile.
+#[derive(Debug)]
+pub struct Slow(Barrier);
+
+impl Slow {
+    /// Registers the freezer with the store, for as long as the result exists.
+    pub fn of(store: &Store) -> Arc<Self> {
+        let slow = Arc::new(Self(Barrier::new(2)));
+        let freezer: Arc<dyn PodFreezer> = slow.clone();
+        store.freeze_by(Arc::downgrade(&freezer));
+        slow
+    }
+
+    pub fn meet(&self) {
+        self.0.wait();
+    }
+}
+
+impl PodFreezer for Slow {
+    fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
+        self.meet();
+        self.meet();
+        Ok(Box::new(NoPods))
+    }
+}
+
 /// Regression: the last pass over a snapshot waited for the lock of its source, and the copies of other snapshots for
 /// this pass.
 #[test]
 fn the_copy_of_a_snapshot_does_not_wait_for_a_clone_of_its_source() {
-    /// Freezer that returns at the second meeting. The source is locked meanwhile.
-    #[derive(Debug)]
-    struct Slow(Barrier);
-
-    impl PodFreezer for Slow {
-        fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
-            self.0.wait();
-            self.0.wait();
-            Ok(Box::new(NoPods))
-        }
-    }
-
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
     without_pods(&node.store);
     let (source, _) = node.made(&files("pvc-source"));
@@ -301,16 +315,14 @@ fn the_copy_of_a_snapshot_does_not_wait_for_a_clone_of_its_source() {
             break copying;
         }
     };
-    let slow = Arc::new(Slow(Barrier::new(2)));
-    let freezer: Arc<dyn PodFreezer> = slow.clone();
-    store.freeze_by(Arc::downgrade(&freezer));
+    let slow = Slow::of(store);
     let (sender, ended) = mpsc::channel();
     let waiting = thread::scope(|scope| {
         scope.spawn(|| store.take_snapshot(&id("snapshot-2"), &snapshot_of(&source, "snapshot-2")).unwrap());
-        slow.0.wait();
+        slow.meet();
         scope.spawn(|| sender.send(last_pass()).unwrap());
         let waiting = ended.recv_timeout(Duration::from_secs(60));
-        slow.0.wait();
+        slow.meet();
         waiting
     });
     assert_eq!(waiting, Ok(Some(Copying::Waits)));
