@@ -50,6 +50,8 @@ struct Disk {
     /// Volumes in `records` that a pod uses, with the mount paths.
     published: BTreeMap<VolumeId, PathBuf>,
     stuck: BTreeSet<VolumeId>,
+    /// Sources on which operations of other clients run.
+    locked: BTreeSet<VolumeId>,
     /// Volumes with inodes that do not count to their projects.
     drifted: BTreeMap<VolumeId, Drifted>,
     used: BTreeMap<VolumeId, Usage>,
@@ -134,6 +136,11 @@ impl FakeVolumes {
     /// Simulates that the volume's data is in use and cannot be removed, or can be removed again.
     pub fn set_stuck(&self, id: &VolumeId, stuck: bool) {
         set(&mut self.disk().stuck, id, stuck);
+    }
+
+    /// Simulates that an operation of another client runs on the source of snapshots, or has ended.
+    pub fn set_locked(&self, source: &VolumeId, locked: bool) {
+        set(&mut self.disk().locked, source, locked);
     }
 
     /// Simulates that a tenant has changed the project of the volume's inodes.

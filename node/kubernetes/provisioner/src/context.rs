@@ -13,7 +13,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::Instant;
 use tracing::Span;
 use units::Bytes;
-use volume::{Copying, Drifted, SourcePauses, VolumeGuard, VolumeId, VolumeLocks, Volumes};
+use volume::{Copying, Drifted, Record, SourcePauses, VolumeGuard, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
 use crate::backoff::Attempts;
@@ -242,8 +242,15 @@ impl Provisioner {
 
     /// Requests a place for the removal of snapshots, or of the copy of an unfinished rollback. Without a place, the
     /// pass ends with [`Outcome::Occupied`]. The pass sends no request while it has the place.
-    pub(crate) fn removal_place(&self) -> Option<SemaphorePermit<'_>> {
-        self.places.removals.try_acquire().ok()
+    ///
+    /// Returns `None` also while another pass has a source whose blocks a snapshot shares: the store would reject the
+    /// end of the removal. The pass does not keep the lock of the source, so that a long removal delays no clone.
+    pub(crate) fn removal_place<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> Option<SemaphorePermit<'_>> {
+        let is_free = |id: &VolumeId| match self.store.record(id) {
+            Ok(Some(Record { cloning: Some(cloning), .. })) => self.locks.try_lock(&cloning.source).is_some(),
+            Ok(_) | Err(_) => true,
+        };
+        if ids.into_iter().all(is_free) { self.places.removals.try_acquire().ok() } else { None }
     }
 
     /// Claims in the namespace of this claim.

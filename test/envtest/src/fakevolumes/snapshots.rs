@@ -135,6 +135,12 @@ impl Disk {
             return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::RollingBack(volume.clone()) });
         }
         self.retire(id);
+        if let Some(Record { cloning: Some(Cloning { source, .. }), .. }) = self.records.get(id)
+            && self.locked.contains(source)
+        {
+            let source = ActError::Locked { volume: source.clone() };
+            return Err(Error::Act { id: id.clone(), step: Step::RemoveRecord, source });
+        }
         self.discard(id)
     }
 

@@ -194,11 +194,13 @@ impl Provisioner {
 
     async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(ids) else { return Ok(Outcome::Occupied) };
-        let place = take_after(|| self.removal_place(), self.prepare_group_removal(content, ids)).await?;
+        let place = take_after(|| self.removal_place(ids), self.prepare_group_removal(content, ids)).await?;
         let Some(place) = place else { return Ok(Outcome::Occupied) };
         for id in ids {
             info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
-            self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
+            if self.remove_snapshot(id).await?.is_none() {
+                return Ok(Outcome::Occupied);
+            }
         }
         drop(place);
         release(&self.served_groups(), content, PROTECTION).await?;

@@ -249,9 +249,8 @@ impl Provisioner {
 
     /// Removes the copy of a rollback whose content is not exchanged. The removal takes as long as the copy has files.
     async fn remove_copy(&self, kept: &VolumeId) -> Result<Outcome, Error> {
-        let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
-        self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?.map_err(Error::Store)?;
-        Ok(Outcome::Complete)
+        let Some(_place) = self.removal_place([kept]) else { return Ok(Outcome::Occupied) };
+        Ok(if self.remove_snapshot(kept).await?.is_some() { Outcome::Complete } else { Outcome::Occupied })
     }
 
     /// Completes a rollback after the exchange: creates the objects of the kept snapshot, and ends the request for the
@@ -398,6 +397,10 @@ impl Provisioner {
             // The disk call has the locks, also if the sweep is stopped: a claim may request this rollback again.
             let (removed, _guards) =
                 self.on_volume(kept, move |store, kept| (store.remove_snapshot(kept), guards)).await?;
+            // The next sweep continues.
+            if removed.as_ref().is_err_and(volume::Error::is_locked) {
+                return Ok(());
+            }
             removed.map_err(Error::Store)?;
         }
         info!(volume = %volume, kept = %kept, is_exchanged, "rollback without a request ended");
@@ -546,7 +549,7 @@ mod tests {
         let fixture = Fixture::with_size(Bytes::new(Bytes::GIB.get() / 2));
         let Fixture { provisioner, disk, claim, volume, kept, .. } = &fixture;
         let pass = async || provisioner.roll_back(claim, volume, plan::next(claim)).await.expect("it does not fail");
-        let places: Vec<_> = iter::from_fn(|| provisioner.removal_place()).collect();
+        let places: Vec<_> = iter::from_fn(|| provisioner.removal_place([])).collect();
         assert_eq!(pass().await, Outcome::Occupied);
         assert!(disk.record(kept).is_some(), "other removals have all places");
         drop(places);

@@ -201,16 +201,27 @@ impl Provisioner {
 
     /// Deletes the snapshot. The caller has the lock of the snapshot.
     async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Outcome, Error> {
-        let place = take_after(|| self.removal_place(), self.prepare_removal(content, id)).await?;
+        let place = take_after(|| self.removal_place([id]), self.prepare_removal(content, id)).await?;
         let Some(place) = place else { return Ok(Outcome::Occupied) };
         info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
-        let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
+        let removed = self.remove_snapshot(id).await?;
         drop(place);
-        if removed == Ensured::Created(()) {
-            info!(snapshot = %id, "snapshot removed");
+        match removed {
+            Some(Ensured::Created(())) => info!(snapshot = %id, "snapshot removed"),
+            Some(Ensured::Unchanged(())) => {}
+            None => return Ok(Outcome::Occupied),
         }
         release(&self.contents, content, PROTECTION).await?;
         Ok(Outcome::Complete)
+    }
+
+    /// Removes a snapshot, or the copy of an unfinished rollback. `None` if another operation has its source: the next
+    /// pass continues.
+    pub(crate) async fn remove_snapshot(&self, id: &VolumeId) -> Result<Option<Ensured<()>>, Error> {
+        match self.on_volume(id, |store, id| store.remove_snapshot(id)).await? {
+            Err(error) if error.is_locked() => Ok(None),
+            removed => removed.map(Some).map_err(Error::Store),
+        }
     }
 
     /// Verifies that no other content needs the snapshot, and ends its rollback.
@@ -297,13 +308,14 @@ impl Provisioner {
 mod tests {
     use std::iter;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use cluster::snapshot::BEING_DELETED;
     use envtest::FakeVolumes;
+    use http::Method;
     use tokio::time::timeout;
     use units::Bytes;
-    use volume::DRIVER_NAME;
+    use volume::{Cloning, DRIVER_NAME, Mode, Sharing, State};
 
     use super::*;
     use crate::Metrics;
@@ -346,7 +358,7 @@ mod tests {
         });
         let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
         let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
-        let all_places = || iter::from_fn(|| provisioner.removal_place()).collect::<Vec<_>>();
+        let all_places = || iter::from_fn(|| provisioner.removal_place([])).collect::<Vec<_>>();
         let count = all_places().len();
         let mut first = Box::pin(reconcile_content(deleted_content("first"), Arc::clone(&provisioner)));
         assert!(timeout(Duration::from_secs(1), &mut first).await.is_err());
@@ -357,5 +369,47 @@ mod tests {
         let second = reconcile_content(deleted_content("second"), Arc::clone(&provisioner)).await;
         assert_eq!(second.expect("it waits"), Outcome::Occupied.action());
         assert_eq!(requests.load(Ordering::Relaxed), 1);
+    }
+
+    /// A thin snapshot of a volume, `snapshot-1`.
+    fn thin(source: &VolumeId) -> Record {
+        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Permanent };
+        let cloning = Some(Cloning::new(source.clone(), Bytes::GIB));
+        Record { cloning, ..fixture::record(mode, State::Announced) }
+    }
+
+    /// Regression: four removals had all places while the volume of their snapshots was being cloned.
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_has_no_place_while_another_pass_has_the_source() {
+        let source = id("pvc-1");
+        let (provisioner, disk) = fixture::unanswered(&[&source]);
+        disk.put(&id("snapshot-1"), thin(&source));
+        let limit = Duration::from_secs(1);
+        let pass = || timeout(limit, reconcile_content(deleted_content("1"), Arc::clone(&provisioner)));
+        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        let waiting = pass().await.expect("it sends no request").expect("it waits");
+        assert_eq!(waiting, Outcome::Occupied.action());
+        drop(turn);
+        assert!(pass().await.is_err(), "the list of contents has no answer");
+    }
+
+    /// Clients of CSI do not have the locks of the provisioner.
+    #[tokio::test]
+    async fn a_removal_continues_when_no_other_operation_has_the_source() {
+        let source = id("pvc-1");
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        disk.put(&id("snapshot-1"), thin(&source));
+        let client = fixture::client(|request| {
+            let is_list = *request.method() == Method::GET;
+            Some(if is_list { fixture::page(&[], request) } else { (200, "{}".to_owned()) })
+        });
+        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
+        let pass = async || reconcile_content(deleted_content("1"), Arc::clone(&provisioner)).await.expect("no error");
+        disk.set_locked(&source, true);
+        assert_eq!(pass().await, Outcome::Occupied.action());
+        assert!(disk.record(&id("snapshot-1")).is_some());
+        disk.set_locked(&source, false);
+        assert_eq!(pass().await, Outcome::Complete.action());
+        assert_eq!(disk.record(&id("snapshot-1")), None);
     }
 }

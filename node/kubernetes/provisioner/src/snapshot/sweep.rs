@@ -75,6 +75,8 @@ impl Provisioner {
                     info!(snapshot = %id, "unfinished snapshot without a content removed");
                 }
                 Ok((Ok(Ensured::Unchanged(())), _guards)) => {}
+                // The next sweep continues.
+                Ok((Err(error), _guards)) if error.is_locked() => {}
                 Ok((Err(error), _guards)) => failed.push((Some(id), Error::Store(error))),
                 Err(error) => failed.push((Some(id), error.into())),
             }

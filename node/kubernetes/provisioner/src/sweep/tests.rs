@@ -12,7 +12,7 @@ use supervisor::Supervisor;
 use tokio::task::yield_now;
 use tokio::time::{advance, sleep};
 use units::{Bytes, Inodes};
-use volume::{Allocation, Mode, Rollback, Sharing};
+use volume::{Allocation, Cloning, Mode, Rollback, Sharing};
 
 use super::*;
 use crate::fixture::{self, id};
@@ -273,17 +273,21 @@ async fn an_error_about_snapshots_does_not_end_the_comparison() {
 
 #[tokio::test]
 async fn a_snapshot_that_cannot_be_removed_delays_no_other() {
-    let [stuck, removed] = ["snapshot-a", "snapshot-b"].map(id);
+    let [stuck, locked, removed] = ["snapshot-a", "snapshot-b", "snapshot-c"].map(id);
     let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
     for unfinished in [&stuck, &removed] {
         disk.put(unfinished, snapshot(State::Staged));
     }
     disk.set_stuck(&stuck, true);
+    let source = id("pvc-1");
+    let cloning = Some(Cloning::new(source.clone(), Bytes::GIB));
+    disk.put(&locked, Record { cloning, ..snapshot(State::Staged) });
+    disk.set_locked(&source, true);
     let client = api_server(&[], Arc::default());
     let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let round = provisioner.sweep(&Findings::default()).await.expect("a comparison");
     assert_eq!(volumes(&round.failed), [Some(&stuck)]);
-    assert_eq!(disk.record(&removed), None);
+    assert_eq!((disk.record(&locked).is_some(), disk.record(&removed)), (true, None));
     assert!(round.has_progress() && !round.is_incomplete(), "only the snapshot causes the error");
 }
 
