@@ -30,7 +30,7 @@ impl Turn {
     /// other, in the order of their calls.
     pub(crate) async fn alone(&self) {
         // A part that kept its permit during the wait would block the other parts.
-        drop(self.hold(None));
+        self.end();
         // The semaphore is never closed.
         let all = Arc::clone(&self.permits).acquire_many_owned(self.parts).await.ok();
         drop(self.hold(all));
