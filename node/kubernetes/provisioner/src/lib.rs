@@ -71,7 +71,9 @@ mod resize {
 }
 mod rollback {
     pub(crate) mod apply;
+    mod kept_snapshot;
     pub(crate) mod plan;
+    mod sweep;
 }
 mod snapshot {
     pub(crate) mod apply;

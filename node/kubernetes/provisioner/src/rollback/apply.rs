@@ -3,14 +3,12 @@
 //! The order is: the ID of the kept snapshot on the claim, the content on the disk, the objects of the kept snapshot,
 //! the end of the request on the claim, the end in the record. A pass may end after any step.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
-use dir::Ensured;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId};
@@ -19,11 +17,8 @@ use crate::claim::plan::full_name;
 use crate::context::{NEXT_PASS, Outcome, Provisioner, take_after};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
-use crate::listing::list_each;
 use crate::metrics::Object;
 use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
-use crate::snapshot::object::{Content, Snapshot};
-use crate::sweep::round::Failed;
 
 /// Runs one pass over the rollback of a claim. Returns the pause until the next pass.
 pub(crate) async fn roll_back_claim(
@@ -272,57 +267,19 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Creates the objects of the kept snapshot. A content is created only if its VolumeSnapshot can be created: the
-    /// sweep reports a snapshot without a content.
-    async fn create_objects(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
-        let has = VolumeContent::Requested;
-        self.verify_snapshot(&record.claim, kept, has).await?;
-        self.create_content(kept, record).await?;
-        self.create_snapshot(&record.claim, kept, has, &PostParams::default()).await
-    }
-
-    /// Creates the content, and verifies a content that exists: every node can read the ID on the claim, and create a
-    /// content of that name with its own label.
-    async fn create_content(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
-        let what = "create the content of the kept snapshot";
-        let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
-        let content = plan::content(kept, record, &self.node);
-        let created = create(&contents, content, VolumeContent::Requested, what, &PostParams::default()).await?;
-        if created == Ensured::Unchanged(()) {
-            let found = self.contents.get(kept.as_str()).await.map_err(api("get the content of the kept snapshot"))?;
-            if !plan::is_content_of(&found, kept, record, &self.node) {
-                return Err(Error::ContentTaken { id: kept.clone() });
-            }
+    /// Creates the objects of the kept snapshot, and ends the rollback in its record. The caller has the locks of the
+    /// volume and of the kept snapshot.
+    pub(super) async fn end_exchanged(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
+        let Some(Rollback { volume, source, .. }) = record.rollback() else { return Ok(()) };
+        let want = RollbackRequest { claim: record.claim.clone(), volume: volume.clone(), source: source.clone() };
+        let completed = self.on_volume(kept, move |store, kept| store.roll_back(kept, &want)).await?;
+        let record = completed.map_err(Error::Store)?.into_inner();
+        match self.create_objects(kept, &record).await {
+            // The namespace was deleted, with the claim.
+            Err(Error::Api(error)) if error.is_not_found() => {}
+            created => created?,
         }
-        Ok(())
-    }
-
-    /// Verifies by a dry run that the API server would accept the VolumeSnapshot: a quota of the namespace may not
-    /// allow it.
-    async fn verify_snapshot(&self, of: &Claim, kept: &VolumeId, has: VolumeContent) -> Result<(), Error> {
-        self.create_snapshot(of, kept, has, &PostParams { dry_run: true, ..PostParams::default() }).await
-    }
-
-    /// Creates the VolumeSnapshot, and verifies one that exists: users of the namespace can read the ID on the claim,
-    /// and create a snapshot of that name.
-    async fn create_snapshot(
-        &self,
-        of: &Claim,
-        kept: &VolumeId,
-        has: VolumeContent,
-        params: &PostParams,
-    ) -> Result<(), Error> {
-        let name = &of.name;
-        let resource = ApiResource::erase::<Snapshot>(&());
-        let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &of.namespace, &resource);
-        let created = create(&snapshots, plan::snapshot(kept, name), has, "create the kept snapshot", params).await?;
-        if created == Ensured::Unchanged(()) {
-            let found = snapshots.get(name).await.map_err(api("get the kept snapshot"))?;
-            if !plan::is_snapshot_of(&found.data, kept) {
-                return Err(Error::SnapshotTaken { has, name: name.clone() });
-            }
-        }
-        Ok(())
+        self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map(drop).map_err(Error::Store)
     }
 
     /// Patches the annotations of the claim. Fails if the claim was changed since it was read.
@@ -335,99 +292,6 @@ impl Provisioner {
     }
 }
 
-impl Provisioner {
-    /// Whether the claim still has the request of this rollback. Any other claim may name the snapshot, too.
-    pub(crate) async fn has_request(&self, kept: &VolumeId, record: &Record) -> Result<bool, ApiError> {
-        Ok(self.requests(&record.claim.namespace).await?.contains(&request(kept, record)))
-    }
-
-    /// The requests for rollbacks in a namespace.
-    async fn requests(&self, namespace: &str) -> Result<BTreeSet<(String, String)>, ApiError> {
-        let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
-        let mut requests = BTreeSet::new();
-        let add = |claim: PersistentVolumeClaim| {
-            requests.extend(claim.uid().zip(claim.annotations().get(ROLLBACK).cloned()));
-        };
-        list_each(&claims, add).await.map_err(api("list the claims of a snapshot"))?;
-        Ok(requests)
-    }
-
-    /// Ends rollbacks whose request is gone: a user has removed the request together with the annotation of the node,
-    /// the claim was deleted, or a pass ended before it wrote the end into the record. No pass over a claim would end
-    /// these.
-    pub(crate) async fn sweep_rollbacks(&self, rollbacks: &BTreeMap<VolumeId, Record>, failed: &mut Failed) {
-        let mut namespaces = BTreeMap::<_, Vec<_>>::new();
-        for (kept, record) in rollbacks {
-            namespaces.entry(&record.claim.namespace).or_default().push((kept, record));
-        }
-        for (namespace, rollbacks) in namespaces {
-            let requests = match self.requests(namespace).await {
-                Ok(requests) => requests,
-                Err(error) => {
-                    failed.push((None, Error::Api(error)));
-                    continue;
-                }
-            };
-            for (kept, record) in rollbacks {
-                // Most rollbacks have a request, and wait for the pods of their volumes.
-                if requests.contains(&request(kept, record)) {
-                    continue;
-                }
-                if let Err(error) = self.sweep_rollback(kept, record).await {
-                    failed.push((Some(kept.clone()), error));
-                }
-            }
-        }
-    }
-
-    async fn sweep_rollback(&self, kept: &VolumeId, listed: &Record) -> Result<(), Error> {
-        let Some(Rollback { volume, .. }) = listed.rollback() else { return Ok(()) };
-        // Passes over the claim have the first lock, those over the content the second one. No pass waits for both
-        // locks.
-        let guards = (self.locks.lock(volume).await, self.locks.lock(kept).await);
-        let Some(record) = self.snapshot_record(kept).await? else { return Ok(()) };
-        // Check again: a pass may have run since then.
-        if record.rollback().is_none() || self.has_request(kept, &record).await? {
-            return Ok(());
-        }
-        let is_exchanged = record.is_exchanged();
-        if is_exchanged {
-            self.end_exchanged(kept, &record).await?;
-        } else {
-            // The disk call has the locks, also if the sweep is stopped: a claim may request this rollback again.
-            let (removed, _guards) =
-                self.on_volume(kept, move |store, kept| (store.remove_snapshot(kept), guards)).await?;
-            // The next sweep continues.
-            if removed.as_ref().is_err_and(volume::Error::is_locked) {
-                return Ok(());
-            }
-            removed.map_err(Error::Store)?;
-        }
-        info!(volume = %volume, kept = %kept, is_exchanged, "rollback without a request ended");
-        Ok(())
-    }
-
-    /// Creates the objects of the kept snapshot, and ends the rollback in its record. The caller has the locks of the
-    /// volume and of the kept snapshot.
-    async fn end_exchanged(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
-        let Some(Rollback { volume, source, .. }) = record.rollback() else { return Ok(()) };
-        let want = RollbackRequest { claim: record.claim.clone(), volume: volume.clone(), source: source.clone() };
-        let completed = self.on_volume(kept, move |store, kept| store.roll_back(kept, &want)).await?;
-        let record = completed.map_err(Error::Store)?.into_inner();
-        match self.create_objects(kept, &record).await {
-            // The namespace was deleted, with the claim.
-            Err(Error::Api(error)) if error.is_not_found() => {}
-            created => created?,
-        }
-        self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map(drop).map_err(Error::Store)
-    }
-}
-
-/// Request of a rollback: the UID of the claim, and the value of its annotation.
-fn request(kept: &VolumeId, record: &Record) -> (String, String) {
-    (record.claim.uid.clone(), kept.to_string())
-}
-
 /// Owner of the VolumeSnapshot that keeps the former content of a claim's volume: the name of the VolumeSnapshot, and
 /// the UID of the claim.
 fn kept_of(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Claim {
@@ -438,28 +302,9 @@ fn kept_of(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Claim {
     }
 }
 
-/// Creates an object. Returns `Unchanged` if the object exists: an earlier pass may have created it.
-async fn create(
-    api_of: &Api<DynamicObject>,
-    object: Value,
-    has: VolumeContent,
-    what: &'static str,
-    params: &PostParams,
-) -> Result<Ensured<()>, Error> {
-    let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError).map_err(api(what))?;
-    match api_of.create(params, &object).await {
-        Ok(_) => Ok(Ensured::Created(())),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ensured::Unchanged(())),
-        // A quota of the namespace may deny the object: its user can help, and no other request fails.
-        Err(kube::Error::Api(status)) if status.is_forbidden() => {
-            Err(Error::KeptDenied { has, what, message: status.message.clone() })
-        }
-        Err(error) => Err(api(what)(error).into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::iter;
     use std::path::Path;
     use std::pin::pin;
