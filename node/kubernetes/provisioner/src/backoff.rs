@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
+use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,8 +41,10 @@ pub(crate) struct Attempts {
 struct Failures {
     count: u32,
     not_before: Instant,
-    /// Earliest retry after [`Attempts::wake`]. `None` if the failure does not wait for a wake, or had one.
-    woken_not_before: Option<Instant>,
+    /// Earliest retry after [`Attempts::wake`].
+    woken_not_before: Instant,
+    /// Whether the last failure waits for a wake, and had none.
+    is_until_woken: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -57,36 +60,38 @@ impl Attempts {
     }
 
     pub(crate) fn failed(&self, uid: &str) -> Retry {
-        self.forget();
-        let now = Instant::now();
-        let mut failures = self.failures();
-        let first = Failures { count: 0, not_before: now, woken_not_before: None };
-        let failed = failures.entry(uid.to_owned()).or_insert(first);
-        failed.count = failed.count.saturating_add(1);
-        let retry = Retry { attempt: failed.count, after: delay(failed.count, random()) };
-        (failed.not_before, failed.woken_not_before) = (now + retry.after, None);
-        self.metrics.failing(failures.len());
-        retry
+        self.record(uid, false)
     }
 
     /// As [`Attempts::failed`], for a failure whose back-off [`Attempts::wake`] ends.
     pub(crate) fn failed_until_woken(&self, uid: &str) -> Retry {
-        let retry = self.failed(uid);
-        if let Some(failed) = self.failures().get_mut(uid) {
-            failed.woken_not_before = Some(Instant::now() + FIRST);
-        }
+        self.record(uid, true)
+    }
+
+    fn record(&self, uid: &str, is_until_woken: bool) -> Retry {
+        self.forget();
+        let now = Instant::now();
+        let mut failures = self.failures();
+        let count = failures.get(uid).map_or(0, |failed| failed.count).saturating_add(1);
+        let retry = Retry { attempt: count, after: delay(count, random()) };
+        let failed = Failures { count, not_before: now + retry.after, woken_not_before: now + FIRST, is_until_woken };
+        failures.insert(uid.to_owned(), failed);
+        self.metrics.failing(failures.len());
         retry
     }
 
     /// Ends the back-off of an object that waits for this, once for each failure and a second after the failure at the
-    /// earliest. The next failure begins a new back-off: the volume is often free a moment later. Returns whether the
-    /// object has waited.
+    /// earliest. The next failure begins a new back-off of a second, also if the object has not waited: the volume is
+    /// often free a moment later, and a pass may have looked at the volume before the wake and record its failure
+    /// afterwards. Returns whether the object has waited.
     pub(crate) fn wake(&self, uid: &str) -> bool {
         let mut failures = self.failures();
         let Some(failed) = failures.get_mut(uid) else { return false };
-        let Some(earliest) = failed.woken_not_before.take() else { return false };
         failed.count = 0;
-        failed.not_before = failed.not_before.min(earliest);
+        if !mem::take(&mut failed.is_until_woken) {
+            return false;
+        }
+        failed.not_before = failed.woken_not_before;
         true
     }
 
@@ -188,6 +193,7 @@ mod tests {
         let other = attempts.failed("a");
         assert!(!attempts.wake("a"), "the last failure had another reason");
         assert_eq!(attempts.wait("a"), Some(other.after));
+        assert_eq!(attempts.failed_until_woken("a").attempt, 1, "its pass may have looked before the wake");
     }
 
     #[tokio::test(start_paused = true)]

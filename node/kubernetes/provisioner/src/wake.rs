@@ -1,7 +1,8 @@
 //! Retries removals and rollbacks that failed because a pod had the volume, when the volume is unpublished.
 //!
-//! A notification that is lost, or that precedes the end of the failed pass, costs only the back-off. No state is kept:
-//! the index and the watches have the objects, and the back-off of an object whether it waits.
+//! A notification that precedes the record of the failure begins a new back-off of a second: the pass may have looked
+//! at the volume before. A lost notification costs only the back-off. No state is kept: the index and the watches have
+//! the objects, and the back-off of an object whether it waits.
 
 use std::sync::Arc;
 
@@ -122,6 +123,30 @@ mod tests {
         assert_eq!(woken.next().now_or_never(), None, "one pass for each failure");
         advance(SECOND).await;
         assert_eq!(waits(), None);
+    }
+
+    /// Regression: if the failure before had another reason, the pause was the next one of that back-off, up to 5
+    /// minutes.
+    #[tokio::test(start_paused = true)]
+    async fn an_unpublish_between_the_look_and_the_record_of_the_failure_is_not_lost() {
+        let own = id("pvc-1");
+        let (provisioner, disk) = fixture::unanswered(&[&own]);
+        for event in [Event::Init, Event::InitApply(released()), Event::InitDone] {
+            provisioner.index.update(&Ok(event));
+        }
+        let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
+        disk.set_published(&own, Some(Path::new("/target")));
+        let pv = Arc::new(released());
+        for _ in 0..10 {
+            failed(Arc::clone(&pv), &Error::NoUid, Arc::clone(&provisioner));
+        }
+        advance(MOST).await;
+        let pass = reconcile_pv(Arc::clone(&pv), Arc::clone(&provisioner)).await;
+        let error = pass.expect_err("a mount shows the volume");
+        disk.set_published(&own, None);
+        assert_eq!(woken.next().now_or_never(), None, "no failure waits yet");
+        failed(pv, &error, Arc::clone(&provisioner));
+        assert_eq!(provisioner.attempts.wait(UID), Some(SECOND));
     }
 
     #[tokio::test(start_paused = true)]
