@@ -41,8 +41,8 @@ pub(crate) struct Attempts {
 struct Failures {
     count: u32,
     not_before: Instant,
-    /// Earliest retry after [`Attempts::wake`].
-    woken_not_before: Instant,
+    /// Earliest retry after [`Attempts::wake`] or [`Attempts::end_all`].
+    ended_not_before: Instant,
     /// Whether the last failure waits for a wake, and had none.
     is_until_woken: bool,
 }
@@ -74,7 +74,7 @@ impl Attempts {
         let mut failures = self.failures();
         let count = failures.get(uid).map_or(0, |failed| failed.count).saturating_add(1);
         let retry = Retry { attempt: count, after: delay(count, random()) };
-        let failed = Failures { count, not_before: now + retry.after, woken_not_before: now + FIRST, is_until_woken };
+        let failed = Failures { count, not_before: now + retry.after, ended_not_before: now + FIRST, is_until_woken };
         failures.insert(uid.to_owned(), failed);
         self.metrics.failing(failures.len());
         retry
@@ -91,8 +91,28 @@ impl Attempts {
         if !mem::take(&mut failed.is_until_woken) {
             return false;
         }
-        failed.not_before = failed.woken_not_before;
+        failed.not_before = failed.ended_not_before;
         true
+    }
+
+    /// Ends the back-offs of the keys with this prefix, except for those in `except`, and removes each a second after
+    /// its failure at the earliest. Until then, the key waits: the same request in a loop causes one pass a second at
+    /// most. Returns the time until all of them can be removed.
+    pub(crate) fn end_all(&self, prefix: &str, except: &[&str]) -> Option<Duration> {
+        let now = Instant::now();
+        let mut wait = Duration::ZERO;
+        let mut failures = self.failures();
+        failures.retain(|key, failed| {
+            if !key.starts_with(prefix) || except.contains(&key.as_str()) {
+                return true;
+            }
+            (failed.count, failed.not_before) = (0, failed.ended_not_before);
+            let left = failed.ended_not_before.saturating_duration_since(now);
+            wait = wait.max(left);
+            !left.is_zero()
+        });
+        self.metrics.failing(failures.len());
+        (!wait.is_zero()).then_some(wait)
     }
 
     pub(crate) fn succeeded(&self, uid: &str) {

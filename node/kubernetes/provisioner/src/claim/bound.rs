@@ -19,7 +19,7 @@ use crate::pv::object;
 use crate::resize::apply::resize_claim;
 use crate::resize::plan::claim_size;
 use crate::rollback;
-use crate::rollback::apply::roll_back_claim;
+use crate::rollback::apply::{backoff_prefix, roll_back_claim};
 
 /// Pause until the next pass if the watches may be behind.
 const UNTIL_WATCHED: Duration = Duration::from_secs(2);
@@ -37,7 +37,9 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
     };
     let rollback = rollback::plan::next(claim);
     if !is_expanding && modification == Step::Done && rollback == rollback::plan::Step::Done {
-        return Ok(Action::await_change());
+        // The request of a rollback that failed may have been removed.
+        let left = provisioner.attempts.end_all(&backoff_prefix(claim), &[]);
+        return Ok(left.map_or_else(Action::await_change, Action::requeue));
     }
     let Some(pv) = provisioner.watched_pv(&ObjectRef::new(name)) else { return Ok(Action::requeue(UNTIL_WATCHED)) };
     let Some(id) = object::volume_of(&pv, &provisioner.node).filter(|_| object::is_of(&pv, claim)) else {

@@ -28,16 +28,17 @@ pub(crate) async fn roll_back_claim(
     provisioner: &Provisioner,
 ) -> Result<Option<Duration>, Error> {
     let (snapshot, kept) = match &step {
-        Step::Done => return Ok(None),
+        Step::Done => return Ok(provisioner.attempts.end_all(&backoff_prefix(claim), &[])),
         Step::RollBack { snapshot, kept } => (snapshot.clone(), kept.as_ref()),
         Step::Cancel(kept) => (kept.to_string(), None),
     };
     let (failing, waiting) = (backoff_key(claim, &snapshot, None), backoff_key(claim, &snapshot, kept));
+    let shared = format!("{waiting} waits for clones");
+    provisioner.attempts.end_all(&backoff_prefix(claim), &[&failing, &waiting, &shared]);
     if let Some(left) = provisioner.attempts.wait(&failing).max(provisioner.attempts.wait(&waiting)) {
         return Ok(Some(left));
     }
     let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Outcome::Occupied.next()) };
-    let shared = format!("{waiting} waits for clones");
     // The start of a request shows nothing about the failures of an earlier one.
     let is_start = matches!(step, Step::RollBack { kept: None, .. });
     match provisioner.roll_back(claim, id, step).await {
@@ -81,10 +82,14 @@ pub(crate) async fn roll_back_claim(
 
 /// Back-off key of the rollback of a claim to a snapshot. That of a wait for pods includes the ID of the kept snapshot,
 /// so that another request is tried at once. That of other failures does not: a user could repeat the request without
-/// any pause.
+/// any pause, if no pass sees that it was removed.
 pub(crate) fn backoff_key(claim: &PersistentVolumeClaim, snapshot: &str, kept: Option<&VolumeId>) -> String {
-    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-    format!("{uid} rollback {snapshot} {}", kept.map_or("", VolumeId::as_str))
+    format!("{}{snapshot} {}", backoff_prefix(claim), kept.map_or("", VolumeId::as_str))
+}
+
+/// Prefix of the back-off keys of all rollbacks of a claim. Those of cancelled and replaced requests end.
+pub(crate) fn backoff_prefix(claim: &PersistentVolumeClaim) -> String {
+    format!("{} rollback ", claim.metadata.uid.as_deref().unwrap_or_default())
 }
 
 impl Provisioner {
@@ -316,6 +321,7 @@ mod tests {
     use fsquota::ProjectId;
     use futures::{FutureExt as _, StreamExt as _};
     use kube::Resource;
+    use kube::runtime::controller::Action;
     use kube::runtime::reflector::{self, ObjectRef, Store};
     use kube::runtime::watcher::Event;
     use tokio::time::advance;
@@ -324,6 +330,7 @@ mod tests {
 
     use super::*;
     use crate::Metrics;
+    use crate::claim::bound::reconcile_bound;
     use crate::fixture::{self, NODE, id};
     use crate::listing;
     use crate::wake::woken;
@@ -447,6 +454,41 @@ mod tests {
         for repeated in [None, Some(id("snapshot-u-8"))] {
             assert_eq!(pass(request(repeated)).await, pause);
         }
+    }
+
+    /// Regression: the same request had the pause of the cancelled one, and a replaced one counted as failing.
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_or_replaced_request_leaves_no_back_off() {
+        let Fixture { provisioner, claim, volume, kept, .. } = Fixture::with_size(Bytes::GIB);
+        let pass = async |snapshot: &str| {
+            let step = Step::RollBack { snapshot: snapshot.into(), kept: Some(kept.clone()) };
+            roll_back_claim(&claim, &volume, step, &provisioner).await.expect("it will retry")
+        };
+        let fail = async || {
+            for _ in 0..5 {
+                let pause = pass("not a name").await.expect("a pause");
+                advance(pause).await;
+            }
+            assert!(pass("not a name").await > Some(8 * SECOND));
+        };
+        let is_failing = |snapshot| provisioner.attempts.is_failing(&backoff_key(&claim, snapshot, None));
+        let cancelled = json!({"metadata": {"name": "data", "uid": "u"}, "spec": {"volumeName": "pvc-1"}});
+        let cancelled: PersistentVolumeClaim = serde_json::from_value(cancelled).expect("a claim");
+
+        fail().await;
+        let action = reconcile_bound(&cancelled, &provisioner).await.expect("it requests nothing");
+        assert_eq!(action, Action::requeue(SECOND));
+        assert_eq!(pass("not a name").await, Some(SECOND), "the same request in a loop causes one pass a second");
+        advance(SECOND).await;
+        let action = reconcile_bound(&cancelled, &provisioner).await.expect("it requests nothing");
+        assert_eq!((action, is_failing("not a name")), (Action::await_change(), false));
+
+        fail().await;
+        pass("another name").await;
+        assert!(is_failing("another name"), "another snapshot has no pause");
+        advance(SECOND).await;
+        pass("another name").await;
+        assert!(!is_failing("not a name"));
     }
 
     /// A claim whose rollback waits may request another one.
