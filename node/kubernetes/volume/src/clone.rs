@@ -4,10 +4,11 @@
 //! needs a new block, which the source's project may not have: a loop device would lose buffered writes. Therefore the
 //! source's limit is raised while blocks are shared, and the clone becomes live only when it shares none.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use dir::{Dir, OFlag};
-use fsquota::{FsError, Limits, ProjectId, Quota, Quotas, SetError};
+use fsquota::{Limits, SetError};
 use nix::unistd::{fdatasync, ftruncate, syncfs};
 use tracing::warn;
 use units::Bytes;
@@ -181,9 +182,9 @@ impl Store {
     /// [`ActError::Locked`]: `lock` has returned `None`.
     ///
     /// [`ActError::Busy`]: the source still has such blocks. A source with direct I/O in flight keeps them, and a write
-    /// to a hole of an image could fail. A thick image has holes where its pod has discarded blocks; without holes, it
-    /// needs no new blocks, and its copy does not wait for its writers. A source of files is flushed less and less
-    /// often; between two flushes, its usage decides.
+    /// to a hole of an image could fail. Their release may continue after this call. A thick image has holes where its
+    /// pod has discarded blocks; without holes, it needs no new blocks, and its copy does not wait for its writers. A
+    /// source of files is flushed less and less often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(
         &self,
         cloning: &Cloning,
@@ -191,19 +192,15 @@ impl Store {
     ) -> Result<VolumeGuard, ActError> {
         let source = &cloning.source;
         // Only the last comparisons, of the usage alone, have the lock: other operations on the source wait neither for
-        // its dirty pages nor for XFS, which retries files that their tenant is reading.
+        // its dirty pages nor for the release of its blocks.
         let is_flushed = self.flush_overwritten(cloning);
-        let exceeding = self.exceeding(cloning, Quotas::settled)?;
-        let is_whole = match &exceeding {
-            Some(record) => self.is_whole(source, record)?,
-            None => false,
-        };
+        let fits = self.free_unused(cloning)? && !self.exceeds(cloning)?;
+        let is_whole = !fits && self.is_whole(source)?;
         let mut error = ActError::Busy { volume: source.clone() };
-        if exceeding.is_none() || is_whole {
+        if fits || is_whole {
             match lock(&self.locks, source) {
                 Some(guard)
-                    if (is_whole || self.exceeding(cloning, Quotas::quota)?.is_none())
-                        && self.lower_limit(cloning, is_whole)? =>
+                    if (is_whole || !self.exceeds(cloning)?) && self.lower_limit(cloning, is_whole)? =>
                 {
                     return Ok(guard);
                 }
@@ -245,48 +242,59 @@ impl Store {
             return Ok(true);
         }
         let lowered = self.limit_without(source, *headroom);
-        let fits = lowered.and_then(|()| Ok(may_exceed || self.exceeding(cloning, Quotas::quota)?.is_none()));
+        let fits = lowered.and_then(|()| Ok(may_exceed || !self.exceeds(cloning)?));
         if !matches!(fits, Ok(true)) {
             self.settle_limit(source);
         }
         fits
     }
 
-    /// Record of a source that, by this reading of its quota, exceeds its limit without the headroom of this copy.
-    fn exceeding(
-        &self,
-        cloning: &Cloning,
-        read: impl FnOnce(&Quotas, ProjectId) -> Result<Quota, FsError>,
-    ) -> Result<Option<Record>, ActError> {
-        let Cloning { source, headroom, .. } = cloning;
-        if *headroom == Bytes::ZERO {
-            return Ok(None);
-        }
-        // The source was deleted meanwhile.
-        let Some((record, limits)) = self.limits_without(source, *headroom) else { return Ok(None) };
-        if self.live.open_dir(source.name()).is_err() {
-            return Ok(None);
-        }
-        let used = read(&self.quotas, record.project).map_err(ActError::Quota)?.used.bytes;
+    /// Frees the blocks of the source that XFS has allocated in advance. Returns false if an image may still have them:
+    /// they count, and a write to a hole cannot use them. In a filesystem volume, a write without space frees those of
+    /// other files itself, and the usage decides.
+    fn free_unused(&self, cloning: &Cloning) -> Result<bool, ActError> {
+        let Some((record, _)) = self.raised(cloning) else { return Ok(true) };
+        let quotas = Arc::clone(&self.quotas);
+        let release = move || quotas.settled(record.project).map(drop);
+        let freed = self.releases.run(&cloning.source, release).map_err(ActError::Quota)?;
+        Ok(freed || !record.mode.is_block())
+    }
+
+    /// Whether the source exceeds its limit without the headroom of this copy. Its usage includes blocks that XFS has
+    /// allocated in advance.
+    fn exceeds(&self, cloning: &Cloning) -> Result<bool, ActError> {
+        let Some((record, limits)) = self.raised(cloning) else { return Ok(false) };
+        let used = self.quotas.quota(record.project).map_err(ActError::Quota)?.used.bytes;
         let alone = limits.bytes.unwrap_or_default();
-        let exceeds = match record.mode {
+        Ok(match record.mode {
             Mode::Block { .. } => used > alone,
             // Overwritten extents have enlarged the extent maps of the files.
             Mode::Filesystem { .. } => used > image::taken(alone),
             Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => false,
-        };
-        Ok(exceeds.then_some(record))
+        })
+    }
+
+    /// Record of the source, and its limits without the headroom of this copy. `None` if the copy has no headroom, or
+    /// the source was deleted meanwhile.
+    fn raised(&self, cloning: &Cloning) -> Option<(Record, Limits)> {
+        let Cloning { source, headroom, .. } = cloning;
+        if *headroom == Bytes::ZERO || self.live.open_dir(source.name()).is_err() {
+            return None;
+        }
+        self.limits_without(source, *headroom)
     }
 
     /// Whether the source is a thick image without holes, which needs no new blocks. A pod can discard blocks after
     /// this check, also while the source is locked.
-    fn is_whole(&self, source: &VolumeId, record: &Record) -> Result<bool, ActError> {
-        if !matches!(record.mode, Mode::Block { allocation: Allocation::Thick }) {
-            return Ok(false);
-        }
+    fn is_whole(&self, source: &VolumeId) -> Result<bool, ActError> {
+        let thick = Mode::Block { allocation: Allocation::Thick };
+        let size = match self.index().volumes.get(source) {
+            Some(Entry::Known(Known { record, .. })) if record.mode == thick => record.size,
+            _ => return Ok(false),
+        };
         // If the source was deleted meanwhile, the next check finds that.
         let Ok(dir) = self.live.open_dir(source.name()) else { return Ok(false) };
-        has_hole(&dir, record.size).map(|has_hole| !has_hole)
+        has_hole(&dir, size).map(|has_hole| !has_hole)
     }
 }
 

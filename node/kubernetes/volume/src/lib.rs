@@ -51,6 +51,7 @@ mod passes;
 mod plan;
 mod published;
 mod record;
+mod releases;
 mod removal;
 mod request;
 mod rollback;

@@ -26,6 +26,7 @@ use crate::lease::Leases;
 use crate::ledger::{Disk, Space};
 use crate::plan::Step;
 use crate::record::State;
+use crate::releases::Releases;
 use crate::settings::{Neighbours, Settings};
 use crate::{
     Announced, DiskFault, DiskObserver, IoThrottle, Opened, PodFreezer, VolumeCalls, VolumeId, VolumeLocks, image_file,
@@ -64,6 +65,7 @@ pub struct Store {
     pub(crate) locks: VolumeLocks,
     pub(crate) leases: Leases,
     pub(crate) copies: BackgroundCopies,
+    pub(crate) releases: Releases,
     pub(crate) calls: VolumeCalls,
     pub(crate) disk_observer: OnceLock<Box<dyn DiskObserver>>,
     pub(crate) last_faults: Mutex<Vec<DiskFault>>,
@@ -101,6 +103,7 @@ impl Store {
             locks: VolumeLocks::default(),
             leases: Leases::default(),
             copies: BackgroundCopies::default(),
+            releases: Releases::default(),
             calls: VolumeCalls::default(),
             disk_observer: OnceLock::new(),
             last_faults: Mutex::default(),

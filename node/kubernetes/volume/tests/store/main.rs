@@ -9,6 +9,7 @@ mod closing;
 mod deleting;
 mod groups;
 mod growing;
+mod held;
 mod making;
 #[path = "../node/mod.rs"]
 mod node;

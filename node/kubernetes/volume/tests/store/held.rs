@@ -1,0 +1,68 @@
+//! A tenant that always has the lock of a file.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use ktest_support::eventually_is;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::poll::{PollFd, PollFlags, poll};
+use volume::{Copying, Settings, State, Volumes as _};
+
+use crate::node::{Node, SIZE, files, id, settings, without_pods};
+use crate::snapshots::snapshot_of;
+
+#[expect(unsafe_code, reason = "userfaultfd(2) has no wrapper")]
+mod sys;
+
+/// Regression: XFS retried a file that its tenant always read or wrote, in order to free the blocks behind its end, and
+/// the service that copies snapshots waited. The snapshots of all other volumes shared blocks for as long.
+#[test]
+fn a_tenant_that_holds_a_file_delays_only_the_copy_of_its_own_snapshot() {
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let store = &node.store;
+    let (volumes, snapshots) = (["pvc-hostile", "pvc-other"].map(|name| node.made(&files(name))), ["held", "free"]);
+    for ((source, _), name) in volumes.iter().zip(snapshots) {
+        fs::write(node.path("live", source).join("data"), vec![1; 1 << 20]).unwrap();
+        let begun = store.take_snapshot(&id(name), &snapshot_of(source, name)).unwrap().snapshots;
+        assert_eq!(begun.state, State::Complete);
+    }
+    let copied = |name: &str| loop {
+        let copying = store.copy_snapshot(&id(name)).unwrap();
+        if copying != Some(Copying::InPart) {
+            break copying;
+        }
+    };
+    let [(hostile, from), _] = &volumes;
+    let top = node.path("live", hostile);
+    // While it is open, XFS keeps the blocks that it has allocated in advance for the second write.
+    let mut held = File::create(top.join("held")).unwrap();
+    (0..2).for_each(|_| held.write_all(&[1; 1 << 20]).unwrap());
+    // The volume exceeds its size.
+    let more = File::create(top.join("more")).unwrap();
+    fallocate(&more, FallocateFlags::empty(), 0, 20 << 20).unwrap();
+    drop(more);
+
+    let (faults, page) = sys::missing_page();
+    let (sender, ended) = mpsc::channel();
+    let passes = thread::scope(|scope| {
+        scope.spawn(|| held.write_all_at(page, 0).unwrap());
+        let mut read = [PollFd::new(faults.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut read, 60_000_u16), Ok(1), "the write has the lock of the file");
+        scope.spawn(|| sender.send(snapshots.map(copied)).unwrap());
+        let passes = ended.recv_timeout(Duration::from_secs(60));
+        drop(faults);
+        passes
+    });
+    assert_eq!(passes, Ok([Some(Copying::Waits), None]));
+    assert_eq!(node.limits(from.project).bytes, Some(SIZE.saturating_add(SIZE)), "the copy has not ended");
+
+    fs::remove_file(top.join("more")).unwrap();
+    eventually_is(&None, || copied("held"));
+    assert_eq!(node.limits(from.project).bytes, Some(SIZE));
+}
