@@ -181,12 +181,12 @@ fn the_removal_of_a_snapshot_waits_neither_for_its_source_nor_for_a_new_volume_o
     let (store, slow) = (&node.store, Slow::of(&node.store));
     let (sender, ended) = mpsc::channel();
     let removals = thread::scope(|scope| {
-        // The call has both volumes at the first meeting.
+        // The call has both volumes when it freezes their pods.
         scope.spawn(|| store.provision(&former, &want));
-        slow.meet();
+        slow.until_frozen();
         scope.spawn(|| NAMES.iter().for_each(|name| sender.send(store.remove_snapshot(&id(name))).unwrap()));
         let removals = NAMES.map(|_| ended.recv_timeout(Duration::from_secs(60)));
-        slow.meet();
+        slow.thaw();
         removals
     });
     for (removal, of) in removals.iter().zip([&former, &source]) {

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -272,28 +272,49 @@ fn two_snapshots_that_end_at_once_do_not_count_the_same_headroom() {
     assert_eq!(node.limits(from.project).bytes, Some(SIZE));
 }
 
-/// Freezer that returns at the second meeting. The source is locked meanwhile.
-#[derive(Debug)]
-pub struct Slow(Barrier);
+/// Freezer that returns after [`Slow::thaw`]. The source is locked meanwhile.
+#[derive(Debug, Default)]
+pub struct Slow(Mutex<Pods>, Condvar);
+
+#[derive(Debug, Default, PartialEq)]
+enum Pods {
+    #[default]
+    Running,
+    Frozen,
+    Thawed,
+}
 
 impl Slow {
     /// Registers the freezer with the store, for as long as the result exists.
     pub fn of(store: &Store) -> Arc<Self> {
-        let slow = Arc::new(Self(Barrier::new(2)));
+        let slow = Arc::new(Self::default());
         let freezer: Arc<dyn PodFreezer> = slow.clone();
         store.freeze_by(Arc::downgrade(&freezer));
         slow
     }
 
-    pub fn meet(&self) {
-        self.0.wait();
+    /// Waits until an operation freezes the pods. An operation that fails earlier does not.
+    pub fn until_frozen(&self) {
+        let pods = self.0.lock().unwrap();
+        let limit = Duration::from_secs(60);
+        let (_pods, waited) = self.1.wait_timeout_while(pods, limit, |pods| *pods == Pods::Running).unwrap();
+        assert!(!waited.timed_out(), "no operation freezes the pods");
+    }
+
+    pub fn thaw(&self) {
+        *self.0.lock().unwrap() = Pods::Thawed;
+        self.1.notify_all();
     }
 }
 
 impl PodFreezer for Slow {
     fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
-        self.meet();
-        self.meet();
+        let mut pods = self.0.lock().unwrap();
+        if *pods == Pods::Running {
+            *pods = Pods::Frozen;
+        }
+        self.1.notify_all();
+        drop(self.1.wait_while(pods, |pods| *pods != Pods::Thawed).unwrap());
         Ok(Box::new(NoPods))
     }
 }
@@ -319,10 +340,10 @@ fn the_copy_of_a_snapshot_does_not_wait_for_a_clone_of_its_source() {
     let (sender, ended) = mpsc::channel();
     let waiting = thread::scope(|scope| {
         scope.spawn(|| store.take_snapshot(&id("snapshot-2"), &snapshot_of(&source, "snapshot-2")).unwrap());
-        slow.meet();
+        slow.until_frozen();
         scope.spawn(|| sender.send(last_pass()).unwrap());
         let waiting = ended.recv_timeout(Duration::from_secs(60));
-        slow.meet();
+        slow.thaw();
         waiting
     });
     assert_eq!(waiting, Ok(Some(Copying::Waits)));
