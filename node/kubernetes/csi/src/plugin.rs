@@ -93,8 +93,33 @@ enum Adoption {
 /// Interval of reads of the disk's faults.
 const FAULTS: Duration = Duration::from_mins(1);
 
-/// Longest pause between attempts to open the devices of all targets, in intervals of [`Settings::watch`]: 5 minutes.
-const LONGEST_PAUSE: u32 = 60;
+/// Back-off of attempts, in intervals of [`Settings::watch`]. The longest pause is 5 minutes.
+#[derive(Clone, Copy, Debug)]
+struct Backoff {
+    pause: u32,
+    left: u32,
+}
+
+impl Backoff {
+    const LONGEST: u32 = 60;
+
+    /// Counts an interval. Returns whether the next attempt is due.
+    fn is_due(&mut self) -> bool {
+        self.left -= 1;
+        let is_due = self.left == 0;
+        if is_due {
+            self.pause = Self::LONGEST.min(self.pause * 2);
+            self.left = self.pause;
+        }
+        is_due
+    }
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { pause: 1, left: 2 }
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -179,9 +204,9 @@ impl<H: Host> Plugin<H> {
             Start::BesideKubelet => {}
         }
         let adoption = self.adopt().await?;
-        self.release_idle().await?;
+        let attached = self.release_idle().await?;
         let plugin = Arc::clone(&self);
-        cx.start("devices", move |cx| Arc::clone(&plugin).watch(cx, adoption));
+        cx.start("devices", move |cx| Arc::clone(&plugin).watch(cx, adoption, attached.clone()));
         let plugin = Arc::clone(&self);
         cx.start("faults", move |cx| Arc::clone(&plugin).read_faults(cx));
         let plugin = Arc::clone(&self);
@@ -200,23 +225,25 @@ impl<H: Host> Plugin<H> {
     }
 
     /// Detaches the loop devices that a killed plugin left attached. An error does not stop the plugin: the next call
-    /// for the volume uses the device.
-    async fn release_idle(self: &Arc<Self>) -> Result<(), RunError> {
+    /// for the volume uses the device. Returns the volumes for which [`Plugin::watch`] tries again.
+    async fn release_idle(self: &Arc<Self>) -> Result<Vec<VolumeId>, RunError> {
         let host = Arc::clone(&self.host);
         let idle = match spawn_blocking(move || host.idle()).await? {
             Ok(idle) => idle,
             Err(reason) => {
                 warn!(error = &reason as &dyn std::error::Error, "cannot list unused loop devices");
-                return Ok(());
+                return Ok(Vec::new());
             }
         };
+        let mut attached = Vec::new();
         for volume in idle {
-            Arc::clone(self).release(volume).await;
+            attached.extend(Arc::clone(self).release(volume).await.err());
         }
-        Ok(())
+        Ok(attached)
     }
 
-    async fn release(self: Arc<Self>, volume: VolumeId) -> VolumeId {
+    /// Detaches the devices of a volume that have no target. `Err`: a device may still be attached.
+    async fn release(self: Arc<Self>, volume: VolumeId) -> Result<VolumeId, VolumeId> {
         // The lock precedes the permit, as in calls.
         let (host, guard) = (Arc::clone(&self.host), self.locks.lock(&volume).await);
         let work = move || {
@@ -227,10 +254,12 @@ impl<H: Host> Plugin<H> {
                 // A publish was in progress, or another call has detached the device.
                 Ok(false) => {}
                 Err(reason) => {
-                    warn!(%volume, error = &reason as &dyn std::error::Error, "loop device stays attached");
+                    let error: &dyn std::error::Error = &reason;
+                    warn!(%volume, error, "loop device stays attached, will retry");
+                    return Err(volume);
                 }
             }
-            volume
+            Ok(volume)
         };
         self.operations.run(work).await
     }
@@ -250,29 +279,39 @@ impl<H: Host> Plugin<H> {
     }
 
     /// Revokes detaches by pods, and detaches devices that a failed call left without a target. A slow detach does not
-    /// delay this loop.
-    async fn watch(self: Arc<Self>, cx: Context, mut adoption: Adoption) -> Result<(), JoinError> {
+    /// delay this loop. A failed one is repeated: the host has closed the device, and does not report it again.
+    async fn watch(
+        self: Arc<Self>,
+        cx: Context,
+        mut adoption: Adoption,
+        attached: Vec<VolumeId>,
+    ) -> Result<(), JoinError> {
         let mut looks = interval(self.settings.watch);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut releases, mut releasing) = (JoinSet::new(), BTreeSet::new());
-        let (mut pause, mut left) = (1, 2);
+        let mut adoptions = Backoff::default();
+        let mut attached: BTreeMap<_, _> = attached.into_iter().map(|volume| (volume, Backoff::default())).collect();
         cx.healthy();
         loop {
             tokio::select! {
                 () = cx.cancelled() => break,
                 Some(released) = releases.join_next() => {
-                    releasing.remove(&released?);
+                    match released? {
+                        Ok(volume) => {
+                            releasing.remove(&volume);
+                            attached.remove(&volume);
+                        }
+                        Err(volume) => {
+                            releasing.remove(&volume);
+                            attached.entry(volume).or_default();
+                        }
+                    }
                     continue;
                 }
                 _ = looks.tick() => {}
             }
-            if adoption == Adoption::Incomplete {
-                left -= 1;
-                if left == 0 {
-                    adoption = self.adopt().await?;
-                    pause = LONGEST_PAUSE.min(pause * 2);
-                    left = pause;
-                }
+            if adoption == Adoption::Incomplete && adoptions.is_due() {
+                adoption = self.adopt().await?;
             }
             let host = Arc::clone(&self.host);
             let WatchReport { revoked, idle, held } = match spawn_blocking(move || host.watch()).await? {
@@ -283,7 +322,8 @@ impl<H: Host> Plugin<H> {
                 }
             };
             self.count(&revoked, &held);
-            for volume in idle {
+            let due = attached.iter_mut().filter_map(|(volume, pauses)| pauses.is_due().then(|| volume.clone()));
+            for volume in idle.into_iter().chain(due) {
                 if releasing.insert(volume.clone()) {
                     releases.spawn(Arc::clone(&self).release(volume));
                 }
@@ -291,7 +331,7 @@ impl<H: Host> Plugin<H> {
         }
         // Running detaches end first: the plugin has a device open until it is detached.
         while let Some(released) = releases.join_next().await {
-            released?;
+            drop(released?);
         }
         Ok(())
     }

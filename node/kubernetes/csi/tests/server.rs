@@ -163,6 +163,23 @@ async fn an_unpublish_whose_detach_failed_is_announced_when_the_device_is_detach
     }
 }
 
+/// Regression: if a detach by the plugin itself failed, the device stayed attached until the next call for its volume,
+/// or the next start.
+#[tokio::test]
+async fn a_failed_detach_by_the_plugin_is_repeated() {
+    let host = FakeHost::default();
+    host.set_image("pvc-1", Bytes::GIB);
+    host.fail_releases(true);
+    host.leave_idle("pvc-1");
+    let _node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    // One attempt is that of the start, and one that of the only report.
+    eventually("it is tried again", || host.releases() >= 4).await;
+    assert!(host.unpublished().is_empty());
+    host.fail_releases(false);
+    eventually("the device is detached", || host.devices() == 0).await;
+    eventually("the unpublish is announced", || host.unpublished() == [(fake::id("pvc-1"), 0)]).await;
+}
+
 /// Regression: each publish that the watch saw in progress was announced as an unpublish.
 #[tokio::test]
 async fn a_device_whose_publish_was_in_progress_is_not_announced() {

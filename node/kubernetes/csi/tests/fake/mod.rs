@@ -36,6 +36,8 @@ struct State {
     overlapped: bool,
     panics: bool,
     fails: Option<Step>,
+    releases: usize,
+    releases_fail: bool,
     revoked: Vec<RevokedDetach>,
     idle: Vec<VolumeId>,
     adoptions: usize,
@@ -140,6 +142,16 @@ impl FakeHost {
 
     pub fn delete(&self, volume: &str) {
         self.state().volumes.remove(&id(volume));
+    }
+
+    /// Sets whether later detaches of idle devices fail.
+    pub fn fail_releases(&self, fail: bool) {
+        self.state().releases_fail = fail;
+    }
+
+    /// Number of detaches of idle devices that have begun, also of those that failed.
+    pub fn releases(&self) -> usize {
+        self.state().releases
     }
 
     /// Sets whether later adoptions of the devices of targets fail.
@@ -375,9 +387,13 @@ impl Host for FakeHost {
 
     fn release(&self, volume: &VolumeId) -> Result<bool, ActError> {
         let mut state = self.state();
+        state.releases += 1;
         state.at_work.push(volume.clone());
         let mut state = self.0.1.wait_while(state, |state| state.held.contains(volume)).expect("nothing panicked");
         state.at_work.retain(|busy| busy != volume);
+        if state.releases_fail {
+            return Err(ActError::Node);
+        }
         let State { devices, targets, .. } = &mut *state;
         let before = devices.len();
         devices.retain(|(found, read_only), _| {
