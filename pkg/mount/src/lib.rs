@@ -1,27 +1,4 @@
-//! Creates and inspects mounts by file descriptor.
-//!
-//! A bind mount is created in three steps, so that it is never visible without its attributes: [`Detached::clone_of`]
-//! copies a mount without attaching it, [`Detached::set`] sets its [`Attributes`], and [`Detached::attach`] attaches it
-//! to an open directory or file. [`at`] returns the mount of an open descriptor without reading `mountinfo`, whose
-//! length grows with the number of mounts. [`table`] reads `mountinfo`, to find all mounts of a file. [`filesystem`] is
-//! mount(2).
-//!
-//! Not supported: recursive clones, and lazy unmounts (a volume that is still in use must not look unmounted).
-//!
-//! Requires Linux 5.12 (`mount_setattr`).
-//!
-//! ```no_run
-//! use std::fs::File;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let volume = File::open("/srv/volumes/a")?;
-//! let target = File::open("/run/service/mount")?;
-//! let clone = mount::Detached::clone_of(&volume)?;
-//! clone.set(mount::Attributes { read_only: true, ..mount::Attributes::INERT })?;
-//! clone.attach(&target)?;
-//! # Ok(())
-//! # }
-//! ```
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
