@@ -1,21 +1,4 @@
-//! Fixture of the conformity suite: a node whose CSI plugin is served on its real sockets, and the calls of the
-//! kubelet.
-//!
-//! [`hold`] runs a behavior once and then four times at once, each time with separate volumes and directories. After
-//! that, mounts, loop devices, open descriptors, files below the kubelet's directory and volumes must be the same as
-//! before ([`Census`]).
-//!
-//! ```no_run
-//! conformity::hold(async |case| {
-//!     let volume = case.volume(conformity::Kind::Filesystem);
-//!     let target = case.target(&volume, "pod-a");
-//!     case.publish(case.publishing(&volume, &target)).await.expect("publish");
-//!     case.unpublish(case.unpublishing(&volume, &target)).await.expect("unpublish");
-//! });
-//! ```
-//!
-//! One node serves all behaviors of a program, because each node needs a file system. It needs a `ktest`: root, a
-//! scratch disk, `mkfs.xfs`, the modules `xfs` and `loop`.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod case;
