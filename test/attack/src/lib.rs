@@ -1,10 +1,4 @@
-//! Attacks of a pod on the node and on other tenants, written as functions over system calls.
-//!
-//! `//test/attack:program` runs the list [`ATTACKS`] in a pod on the booted node, where every attack must fail.
-//! `//test/attack:control_ktest` runs the same list on a kernel without the protections, where every attack must
-//! succeed. [`Tenant`] is a pod that continues after its claims are deleted. The crate uses neither the standard
-//! library nor a C library, so that the program fits into a ConfigMap. Functions leak descriptors, so each attack runs
-//! in its own process.
+#![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 

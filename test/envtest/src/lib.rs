@@ -1,8 +1,4 @@
-//! A real API server without a VM: etcd, kube-apiserver and kube-controller-manager on the loopback interface, started
-//! like on the node. Tests of the API server's decisions need no VM, no kubelet and no scheduler.
-//!
-//! The cases of a [`Suite`] share one cluster and run one after the other. The programs have fixed ports, so the target
-//! of a suite has the tag `block-network`: Bazel gives it a network with only a loopback device.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod cluster;
