@@ -1,11 +1,4 @@
-//! Creates a volume for each claim that the scheduler assigned to this node, expands it, takes snapshots of it, and
-//! deletes it with its PV. Publishes the free space for the scheduler, and metrics (docs/metrics.md).
-//!
-//! A provisioner runs on every node; there is no central one. Two controllers watch claims and PVs. Each pass reads the
-//! current state and does what is missing; only back-offs are kept in memory. The order is always durable data, API
-//! object, event. See README.md.
-//!
-//! [`run`] and [`csinode::run`] are services of a supervisor.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod arrival;
