@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, reached};
+use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, gone, merge, reached};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use provisioner::Notice;
@@ -93,6 +93,32 @@ pub async fn a_claim_with_a_foreign_data_source_is_left_to_its_populator(cluster
     events.retain(|event| event.reporting_controller.as_deref() == Some("local.granary.dev"));
     assert_eq!(events, []);
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
+    node.end().await
+}
+
+/// Upstream's library for populators fills the volume of a temporary claim, and then moves the PV to the populated
+/// claim. The name of the PV has the UID of the temporary claim.
+pub async fn a_pv_that_a_populator_moved_belongs_to_its_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "moved").await?;
+    node.make_class(json!({"allowVolumeExpansion": true})).await?;
+    let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
+    let populated = node.claim_here("data", json!({"dataSourceRef": source})).await?;
+    let id = node.volume("temporary", json!({})).await?;
+    let claim = json!({"namespace": node.namespace, "name": "data", "uid": populated.uid()});
+    merge(&node.pvs(), id.as_str(), json!({"spec": {"claimRef": claim}})).await?;
+    let pv = node.bound("data").await?;
+    assert_eq!(pv.name_any(), id.as_str());
+    let claims = node.claims();
+    claims.delete("temporary", &DeleteParams::default()).await?;
+    gone(&claims, "temporary").await?;
+    // The reclaimer allows the node of the PV to write the status of the claim.
+    let reclaimer = envtest::start("reclaimer", node.admin.clone(), reconciler::reclaim).await?;
+    node.enlarge("data", "2Gi").await?;
+    node.event("data", "VolumeResizeSuccessful").await?;
+    reclaimer.stop(PATIENCE).await?;
+    assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(Bytes::new(2 << 30)));
+    assert_eq!(node.volumes.live(), [id]);
+    node.delete("data", &pv).await?;
     node.end().await
 }
 

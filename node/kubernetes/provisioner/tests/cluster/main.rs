@@ -113,6 +113,7 @@ fn main() -> ExitCode {
         requests::a_claim_does_not_wait_for_its_events,
         claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
+        claims::a_pv_that_a_populator_moved_belongs_to_its_claim,
         by_hand::an_orphan_is_adopted_by_a_manual_pv,
         by_hand::an_orphan_is_erased_by_a_manual_pv,
         by_hand::a_pv_with_missing_fields_is_ignored,
