@@ -199,9 +199,7 @@ impl Store {
         let mut error = ActError::Busy { volume: source.clone() };
         if fits || is_whole {
             match lock(&self.locks, source) {
-                Some(guard)
-                    if (is_whole || !self.exceeds(cloning)?) && self.lower_limit(cloning, is_whole)? =>
-                {
+                Some(guard) if (is_whole || !self.exceeds(cloning)?) && self.lower_limit(cloning, is_whole)? => {
                     return Ok(guard);
                 }
                 Some(_) => {}
