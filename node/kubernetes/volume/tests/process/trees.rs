@@ -1,7 +1,6 @@
 //! A process is killed while it clones files.
 
 use std::os::unix::fs::FileExt as _;
-use std::thread::sleep;
 use std::time::Duration;
 
 use dir::Ensured;
@@ -120,7 +119,7 @@ fn a_killed_snapshot_of_files_is_finished_or_removed() {
 /// One force for each piece, or each file, would make a copy of small files as slow as the flushes of the disk.
 #[test]
 fn a_copy_forces_the_log_for_many_files_together() {
-    const COUNT: u64 = 300;
+    const COUNT: u64 = 150;
     let disk = XfsDisk::with_project_quota();
     let one_pass = Settings { pass: Duration::from_hours(1), ..settings() };
     let store = Store::open(&Node::volumes(disk.path()), one_pass).unwrap();
@@ -144,8 +143,6 @@ fn a_copy_forces_the_log_for_many_files_together() {
 #[test]
 fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     const PASSES: usize = 6;
-    // The pauses between flushes are 1, 2, 4 … seconds.
-    const PAUSE: Duration = Duration::from_millis(500);
     let disk = XfsDisk::with_project_quota();
     let request = sized("pvc-1", FILES, SIZE);
     let (source, snapshot, want) = (id("pvc-1-source"), id("snapshot-1"), snapshot_of(&request));
@@ -170,10 +167,10 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
             let taken = store.take_snapshot(&snapshot, &want).unwrap();
             waits = taken.copying == Some(Copying::Waits);
             assert_eq!(taken.snapshots.state, State::Complete);
-            sleep(PAUSE);
         }
         assert!(waits, "nothing is left to copy");
     });
+    // The pauses between flushes are 1, 2, 4 … seconds. The regression flushed in each pass.
     for flushed in ["live/pvc-1-source", "staging/snapshot-1"] {
         let count =
             flushes.iter().filter(|flush| matches!(flush, Flush::Syncfs(path) if path.ends_with(flushed))).count();
