@@ -57,6 +57,11 @@ pub fn is_settled(store: &Store, source: &Request, reserved: Bytes) {
     assert_eq!(store.space().unwrap().reserved, record.reserved().saturating_add(reserved));
 }
 
+/// Steps of one case. Together, the cases have each step of a clone of an image.
+const fn from(first: usize) -> Steps {
+    Steps { first, stride: 3 }
+}
+
 fn with_source(store: &Store, request: &Request) {
     let source = source_of(request);
     made(store, &source);
@@ -66,7 +71,7 @@ fn with_source(store: &Store, request: &Request) {
 #[test]
 fn a_killed_clone_is_finished_by_the_next() {
     killed_at(
-        Steps { first: 0, stride: 2 },
+        from(0),
         &[THICK, THIN],
         with_source,
         |store, request| drop(copied(store, &clone_of(&source_of(request), request))),
@@ -87,7 +92,7 @@ fn a_killed_clone_is_finished_by_the_next() {
 #[test]
 fn a_killed_clone_is_undone_if_the_claim_is_gone() {
     killed_at(
-        Steps { first: 1, stride: 2 },
+        from(2),
         &[THICK],
         with_source,
         |store, request| {

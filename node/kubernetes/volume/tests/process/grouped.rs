@@ -18,8 +18,11 @@ use crate::node::pods::Pods;
 use crate::node::{file, id, only_byte, sized, snapshot_request};
 use crate::trees::FILES;
 
-/// Every seventh step, from the first one, to bound the time of the suite.
-const STEPS: Steps = Steps { first: 0, stride: 7 };
+/// A part of the steps, to bound the time of the suite. The snapshots of an image and of files have each step of a
+/// member.
+const fn from(first: usize, stride: usize) -> Steps {
+    Steps { first, stride }
+}
 
 /// Requests for a block volume and a filesystem volume.
 fn sources_of(request: &Request) -> [Request; 2] {
@@ -78,7 +81,7 @@ fn removed(store: &Store, request: &Request) {
 
 #[test]
 fn a_killed_group_is_taken_at_one_instant_by_the_next() {
-    killed_at(STEPS, &[THIN], with_sources, taken, |store, request| {
+    killed_at(from(0, 7), &[THIN], with_sources, taken, |store, request| {
         write_all(store, request, 2);
         taken(store, request);
         let content = only_byte(&contents(store, request));
@@ -89,7 +92,7 @@ fn a_killed_group_is_taken_at_one_instant_by_the_next() {
 
 #[test]
 fn a_killed_group_is_removed_if_its_content_is_gone() {
-    killed_at(STEPS, &[THIN], with_sources, taken, removed);
+    killed_at(from(3, 14), &[THIN], with_sources, taken, removed);
 }
 
 /// Records are replaced by renames.

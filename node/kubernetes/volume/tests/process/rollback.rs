@@ -21,7 +21,7 @@ use crate::trees::FILES;
 /// Steps of one case. All steps of each case take minutes in emulation. Together, these cases have each step of a
 /// rollback of an image.
 const fn from(first: usize) -> Steps {
-    Steps { first, stride: 3 }
+    Steps { first, stride: 4 }
 }
 
 pub fn claim() -> Claim {
@@ -130,7 +130,7 @@ fn a_killed_rollback_of_files_is_finished_by_the_next() {
 
 #[test]
 fn a_killed_rollback_can_be_canceled_until_the_content_is_exchanged() {
-    killed_at(from(1), &[THICK], with_snapshot, rolled_back, |store, request| {
+    killed_at(from(2), &[THICK], with_snapshot, rolled_back, |store, request| {
         match store.remove_snapshot(&kept_of(request)) {
             Ok(_) => assert_eq!(content(store, request), 2),
             Err(Error::Refused { source: VolumeRefusal::RollingBack(_), .. }) => {
@@ -147,7 +147,7 @@ fn a_killed_rollback_can_be_canceled_until_the_content_is_exchanged() {
 
 #[test]
 fn a_volume_can_be_deleted_after_its_rollback_was_killed() {
-    killed_at(from(2), &[THICK], with_snapshot, rolled_back, |store, request| {
+    killed_at(from(3), &[THICK], with_snapshot, rolled_back, |store, request| {
         removed(store, request);
         store.remove_snapshot(&kept_of(request)).unwrap();
     });
