@@ -18,7 +18,7 @@ pub fn clone_of(source: &str) -> Value {
 }
 
 pub async fn a_claim_is_cloned_from_a_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "clone").await?;
+    let node = Node::start_apart(&cluster, "clone").await?;
     let source = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
     node.bound("data").await?;
     let id = id_of(&source.uid().unwrap_or_default())?;
@@ -40,7 +40,7 @@ pub async fn a_claim_is_cloned_from_a_claim(cluster: Arc<Cluster>) -> Result<(),
 }
 
 pub async fn a_source_may_be_deleted_while_its_blocks_are_copied(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "outlived").await?;
+    let node = Node::start_apart(&cluster, "outlived").await?;
     let source = node.provisioned("data", json!({"volumeMode": "Block"})).await?;
     node.volumes.set_passes(u32::MAX);
     let mut copies = Vec::new();
@@ -66,7 +66,7 @@ pub async fn a_source_may_be_deleted_while_its_blocks_are_copied(cluster: Arc<Cl
 
 /// The process ended after the last pass over the clone, before it created the PV.
 pub async fn a_source_may_be_deleted_before_the_clone_has_its_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut node = Node::start(&cluster, "unbound-clone").await?;
+    let mut node = Node::start_apart(&cluster, "unbound-clone").await?;
     let source = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
     let source = (id_of(&source.uid().unwrap_or_default())?, node.bound("data").await?);
     node.settled(&source.0).await?;
@@ -96,7 +96,7 @@ pub async fn a_source_may_be_deleted_before_the_clone_has_its_pv(cluster: Arc<Cl
 /// claims.
 pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
     const SOURCES: u16 = 3;
-    let node = Node::start(&cluster, "slow-clones").await?;
+    let node = Node::start_apart(&cluster, "slow-clones").await?;
     for number in 0..SOURCES {
         node.volume(&format!("data-{number}"), json!({"volumeMode": "Block"})).await?;
     }
@@ -115,7 +115,7 @@ pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> 
 }
 
 pub async fn what_cannot_be_cloned_is_reported_with_both_claims(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "unclonable").await?;
+    let node = Node::start_apart(&cluster, "unclonable").await?;
     node.claim_here("files", json!({})).await?;
     node.claim_here("large", json!({"volumeMode": "Block", "resources": {"requests": {"storage": "2Gi"}}})).await?;
     node.bound("files").await?;

@@ -35,14 +35,19 @@ fn main() -> ExitCode {
         claims::a_claim_with_a_foreign_data_source_is_left_to_its_populator,
         claims::a_claim_that_does_not_fit_goes_back_to_the_scheduler,
         claims::a_generic_ephemeral_volume_is_deleted_with_its_pod,
+    ];
+    // These cases run at the same time, each with its own node, because they mostly wait.
+    let suite = suite.at_once(suite![
         clones::a_claim_is_cloned_from_a_claim,
         clones::a_source_may_be_deleted_while_its_blocks_are_copied,
         clones::a_source_may_be_deleted_before_the_clone_has_its_pv,
         clones::claims_are_served_while_clones_take_long,
         clones::what_cannot_be_cloned_is_reported_with_both_claims,
+    ]);
+    let suite = suite![
+        suite;
         // The cases before these have no CRDs of snapshots.
         snapshots::a_snapshot_is_taken_restored_and_deleted,
-        snapshots::copies_pause_while_they_wait_for_their_sources,
         snapshots::a_node_writes_only_contents_that_it_serves,
         groups::a_node_writes_only_contents_of_groups_that_it_serves,
         rollback::a_node_annotates_only_claims_on_it,
@@ -52,6 +57,7 @@ fn main() -> ExitCode {
     // These cases run at the same time, each with its own node, because they mostly wait for passes that are tried
     // again after a second.
     let suite = suite.at_once(suite![
+        snapshots::copies_pause_while_they_wait_for_their_sources,
         snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::a_snapshot_is_ready_before_its_blocks_are_copied,
         snapshots::a_retained_snapshot_is_shown_by_a_content_made_by_hand,
@@ -63,8 +69,6 @@ fn main() -> ExitCode {
         groups::a_group_is_taken_at_one_instant_and_deleted,
         groups::a_group_that_cannot_be_taken_is_reported,
         groups::members_without_a_group_are_removed_or_reported,
-    ]);
-    let suite = suite.at_once(suite![
         rollback::a_claim_returns_to_a_snapshot_and_back,
         rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
