@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 use units::Bytes;
 use volume::State;
 
@@ -26,8 +26,8 @@ use self::fuse::{Kill, Passed};
 use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
 use crate::node::reconcile;
 
-/// Nodes at the same time. They mostly wait for passes that are tried again after the kill.
-const AT_ONCE: usize = 12;
+/// Nodes of all stories at the same time. They mostly wait for passes that are tried again after the kill.
+const AT_ONCE: usize = 20;
 
 const DISK: Bytes = Bytes::new(100 << 30);
 const SMALL_DISK: Bytes = Bytes::new(512 << 20);
@@ -50,9 +50,10 @@ macro_rules! stories {
     };
 }
 
+/// The stories run at the same time, because the last nodes of each mostly wait.
 pub fn cases(suite: Suite) -> Suite {
-    stories![
-        suite;
+    suite.at_once(stories![
+        Suite::new();
         one_volume_is_created_wherever_the_process_is_killed: "provision", DISK, PROVISION, provision;
         a_staged_volume_is_undone_wherever_the_process_is_killed: "undo", DISK, UNDO, undo;
         a_volume_grows_wherever_the_process_is_killed: "expand", DISK, EXPAND, expand;
@@ -64,7 +65,7 @@ pub fn cases(suite: Suite) -> Suite {
         a_group_is_taken_and_removed_wherever_the_process_is_killed: "group", DISK, snapshots::GROUP, snapshots::group;
         a_claim_is_rolled_back_wherever_the_process_is_killed:
             "rollback", DISK, snapshots::ROLL_BACK, snapshots::roll_back;
-    ]
+    ])
 }
 
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
@@ -89,8 +90,10 @@ async fn everywhere(
     run: impl AsyncFn(&mut Node, Kill) -> Result<Option<String>, Failure>,
 ) -> Result<(), Failure> {
     static PREPARED: OnceCell<()> = OnceCell::const_new();
+    static PERMITS: Semaphore = Semaphore::const_new(AT_ONCE);
     PREPARED.get_or_try_init(|| prepare(cluster)).await?;
     let once = async |(number, kill): (usize, Kill)| -> Result<(Option<String>, Passed), Failure> {
+        let _permit = PERMITS.acquire().await?;
         let mut node = Node::new(cluster, format!("{story}-{number}"), disk).await?;
         let killed = run(&mut node, kill.clone()).await;
         let at = |error: Failure| format!("{story}, {kill:?}: {}", envtest::chain(error.as_ref()));
