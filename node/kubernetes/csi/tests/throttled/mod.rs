@@ -33,6 +33,8 @@ const FEW: IoLimits =
     IoLimits { write_operations: Some(OPERATIONS), read_operations: Some(OPERATIONS), ..IoLimits::NONE };
 /// Slow enough that a MiB takes 16 seconds.
 const SLOWEST: IoLimits = IoLimits { write_bytes: Some(Bytes::new(64 << 10)), ..IoLimits::NONE };
+/// The target of another volume of the first pod.
+const OTHER: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-2/pod-1";
 /// The target of a second pod.
 const SECOND: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/pod-2";
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -138,10 +140,23 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     let pod = cgroups.make("podpod-1");
     node.publish_block("pvc-1", PUBLISH).await.expect("publish");
     assert_eq!(cgroups.limits(), line(&target, LIMITED));
-    for works in [[Work::DirectWrites, Work::DirectReads], [Work::Writes, Work::Reads]] {
-        measure_both(&pod, &target, works, BYTES.get());
-    }
-    measure(&pod, &target, Work::MappedWrites, BYTES.get(), Window::DOCUMENTED);
+    // The limits of each device are separate, so two devices are measured at the same time.
+    let other = node.provision_block("pvc-2");
+    let device = node.target(OTHER);
+    fs::create_dir_all(device.parent().expect("a directory")).expect("directories");
+    node.store.limit_io(&other, LIMITED).expect("limits");
+    node.publish_block("pvc-2", OTHER).await.expect("publish");
+    thread::scope(|scope| {
+        scope.spawn(|| measure_both(&pod, &device, [Work::DirectWrites, Work::DirectReads], BYTES.get()));
+        measure_both(&pod, &target, [Work::Writes, Work::Reads], BYTES.get());
+    });
+    node.store.limit_io(&other, FEW).expect("limits");
+    let small = [Work::SmallDirectWrites, Work::SmallDirectReads];
+    thread::scope(|scope| {
+        scope.spawn(|| measure_both(&pod, &device, small, u64::from(OPERATIONS) * 4096));
+        measure(&pod, &target, Work::MappedWrites, BYTES.get(), Window::DOCUMENTED);
+    });
+    node.unpublish("pvc-2", OTHER).await.expect("unpublish");
 
     // The limits apply in the next process, which sets them again if another program changed them.
     let mut node = Node::on_cgroups(node.end().await, &cgroups.0).await;
@@ -167,8 +182,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     assert_eq!(cgroups.limits(), line(&target, FASTER));
     measure(&second, &target, Work::Writes, 3 << 20, Window::SHORT);
     node.store.limit_io(&volume, FEW).expect("limits");
-    let small = [Work::SmallDirectWrites, Work::SmallDirectReads];
-    measure_both(&second, &target, small, u64::from(OPERATIONS) * 4096);
+    assert_eq!(cgroups.limits(), line(&target, FEW));
 
     // The limits end with the device.
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
