@@ -13,9 +13,9 @@ use serde::Deserialize;
 
 use crate::snapshots::records;
 
-/// Size of volumes in bytes, small enough for the disk.
-const SIZE: u64 = 16 << 20;
-const EXPANDED: u64 = 32 << 20;
+/// Size of volumes in bytes. The time of a copy depends on it, and no spec does.
+const SIZE: u64 = 4 << 20;
+const EXPANDED: u64 = 8 << 20;
 
 /// A suite of ginkgo's JSON report.
 #[derive(Deserialize)]
