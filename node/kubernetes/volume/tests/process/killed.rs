@@ -111,24 +111,23 @@ pub fn killed_at_calls(
     after: impl Fn(&Store, &Request),
 ) {
     let disk = XfsDisk::with_project_quota();
-    let mut killed = 0;
+    let (mut store, mut killed) = (open(disk.path()), 0);
     for (number, &mode) in modes.iter().enumerate() {
         let mut step = (first + number) % stride;
         loop {
             let request = sized(&format!("pvc-{killed}"), mode, SIZE);
-            let store = open(disk.path());
             before(&store, &request);
             // The store's files are open in both processes. This process does not use them meanwhile.
             let reached = killed_before(step, counted, || work(&store, &request));
             drop(store);
-            let store = open(disk.path());
+            // This store also prepares the next volume.
+            store = open(disk.path());
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
             assert_eq!(fs::read_dir(disk.path().join("volumes/anchors")).unwrap().count(), 0, "{mode}, call {step}");
             after(&store, &request);
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
             assert_eq!(store.space().unwrap().reserved, Bytes::ZERO, "{mode} killed before call {step}");
             assert!(store.records().unwrap().readable.is_empty(), "{mode} killed before call {step}");
-            drop(store);
             (step, killed) = (step + stride, killed + 1);
             if !reached {
                 break;
