@@ -18,7 +18,7 @@ use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
 use crate::node::{copied, id, only_byte, sized, snapshot_request, without_pods};
 use crate::rollback::{claim, snapshot_of};
 use crate::sys::cow_extent_size;
-use crate::trees::FILES;
+use crate::trees::{self, FILES};
 
 /// Each `stride`th step of a case: all steps of each case take minutes in emulation.
 const fn each(stride: usize) -> Steps {
@@ -123,7 +123,7 @@ fn a_killed_thin_snapshot_is_finished_by_the_next() {
 
 #[test]
 fn a_killed_thin_snapshot_of_files_is_finished_by_the_next() {
-    killed_at(each(3), &[FILES], with_source, taken, finished);
+    killed_at(trees::from(3), &[FILES], with_source, taken, finished);
 }
 
 /// Regression: the next call returned the snapshot without another sync, and a power cut undid the announcement.

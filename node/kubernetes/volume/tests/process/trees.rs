@@ -16,10 +16,10 @@ use crate::node::{Node, SIZE, byte_of, copied, file, id, settings, sized, snapsh
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
 
-/// Steps of one case. All steps of each case take a minute in emulation. The clone of the files is the same in all
-/// cases, which together have each of its steps.
-const fn from(first: usize) -> Steps {
-    Steps { first, stride: 3 }
+/// Steps of one case. All steps of each case take a minute in emulation. The clone of the files is the same in these
+/// cases and that of a thin snapshot, which together have each of its steps.
+pub const fn from(first: usize) -> Steps {
+    Steps { first, stride: 4 }
 }
 
 fn source_of(request: &Request) -> Request {
