@@ -1,6 +1,9 @@
 """The repository of pinned Debian packages."""
 
+load(":urls.bzl", "package_urls")
+
 _RENEW = "bazel run //third_party/debian:lock"
+_ARCHIVE = "To build with this version, name an archive of all versions with GRANARY_DEBIAN_ARCHIVE or GRANARY_DEBIAN_SECURITY_ARCHIVE"
 
 def _mirror(ctx):
     """The mirror that bazelw names, or the one of the machine's apt."""
@@ -33,10 +36,11 @@ def _found(ctx, mirror, lock, index):
 
 def _missing(lock, wanted, path, found):
     if not found:
-        return "{}: the mirror no longer serves {} ({}), or cannot be reached. To pin what it serves now: {}".format(lock, wanted, path, _RENEW)
+        return "{}: the mirror no longer serves {} ({}), or cannot be reached. To pin what it serves now: {}. {}".format(lock, wanted, path, _RENEW, _ARCHIVE)
     if found == wanted:
         return "{}: the mirror lists {} and does not serve it ({}): try again, or name another mirror with GRANARY_DEBIAN_MIRROR".format(lock, wanted, path)
-    return "{lock}: the mirror no longer serves a package that was pinned\n  wanted {wanted} ({path})\n  found  {found}\nTo pin what it serves now: {renew}".format(
+    return "{lock}: the mirror no longer serves a package that was pinned\n  wanted {wanted} ({path})\n  found  {found}\nTo pin what it serves now: {renew}\n{archive}".format(
+        archive = _ARCHIVE,
         found = found,
         lock = lock,
         path = path,
@@ -44,31 +48,30 @@ def _missing(lock, wanted, path, found):
         wanted = wanted,
     )
 
-def _url(ctx, mirror, path):
-    prefix = "security:"
-    return _security_mirror(ctx) + "/" + path.removeprefix(prefix) if path.startswith(prefix) else mirror + "/" + path
-
-def _fetched(ctx, lock, mirror, package):
-    """Whether the mirror serves the package, which is in its file then. Fails if its digest differs."""
+def _fetched(ctx, lock, main, security, package):
+    """Whether a mirror or an archive serves the package, which is in its file then. Fails if all that is served differs from the pin."""
     name, version, _architecture, digest, path = package
-    url = _url(ctx, mirror, path)
+    urls = package_urls(path, main, security)
     file = name + ".deb"
     ctx.report_progress("fetching {} {}".format(name, version))
-    if ctx.download(url = url, output = file, sha256 = digest, allow_fail = True).success:
+    if ctx.download(url = urls, output = file, sha256 = digest, allow_fail = True).success:
         return True
 
     # Download the file again with apt, only to report its digest. Bazel rejects plain HTTP without a digest, and its
     # message names neither the package nor the remedy.
     again = "again.deb"
-    ctx.execute(["/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, again])
-    found = ctx.execute(["sha256sum", again]).stdout.partition(" ")[0]
-    if found == digest:
-        ctx.execute(["mv", again, file])
-        return True
-    ctx.delete(again)
-    if found:
+    different = None
+    for url in urls:
+        ctx.execute(["/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, again])
+        found = ctx.execute(["sha256sum", again]).stdout.partition(" ")[0]
+        if found == digest:
+            ctx.execute(["mv", again, file])
+            return True
+        ctx.delete(again)
+        different = different or found
+    if different:
         fail("{lock}: {name} {version} is not the file that was pinned\n  wanted sha256 {want}\n  found  sha256 {found}\nIf the change is meant: {renew}".format(
-            found = found,
+            found = different,
             lock = lock,
             name = name,
             renew = _RENEW,
@@ -93,6 +96,10 @@ def _parsed(ctx, lock):
 
 def _debian_packages_impl(ctx):
     mirror = _mirror(ctx)
+
+    # In the order of use, for each package. Only the mirror decides what is new.
+    main = [mirror, ctx.getenv("GRANARY_DEBIAN_ARCHIVE")]
+    security = [_security_mirror(ctx), ctx.getenv("GRANARY_DEBIAN_SECURITY_ARCHIVE")]
     names = []
     groups = {}
     for lock in ctx.attr.locks:
@@ -101,14 +108,14 @@ def _debian_packages_impl(ctx):
         chosen = []
         for index, package in enumerate(packages):
             name, version, _architecture, _digest, path = package
-            if _fetched(ctx, lock, mirror, package):
+            if _fetched(ctx, lock, main, security, package):
                 chosen.append(package)
                 if alternatives:
                     break
                 continue
             if alternatives and index + 1 < len(packages):
                 # buildifier: disable=print
-                print("{}: the mirror does not serve {} {}; the build uses an older one. To pin what it serves now: {}".format(lock, name, version, _RENEW))
+                print("{}: the mirror does not serve {} {}; the build uses an older one. To pin what it serves now: {}. {}".format(lock, name, version, _RENEW, _ARCHIVE))
                 continue
             ctx.report_progress("asking the mirror for what it has instead of {} {}".format(name, version))
             fail(_missing(lock, name + " " + version, path, _found(ctx, mirror, lock, index)))
@@ -126,7 +133,7 @@ def _debian_packages_impl(ctx):
 
 debian_packages = repository_rule(
     implementation = _debian_packages_impl,
-    doc = "Debian packages by name, version and SHA-256 from lock files; @NAME//:PACKAGE is its .deb file, @NAME//:LOCK all packages of LOCK.lock, and @NAME//:LOCK.lock their lines. Of a lock with alternatives, it has the first that the mirror serves.",
+    doc = "Debian packages by name, version and SHA-256 from lock files; @NAME//:PACKAGE is its .deb file, @NAME//:LOCK all packages of LOCK.lock, and @NAME//:LOCK.lock their lines. Of a lock with alternatives, it has the first that the mirror or the archive serves.",
     attrs = {
         "locks": attr.label_list(mandatory = True, allow_files = [".lock"], doc = "Lock files, as //third_party/debian:lock writes them."),
         "_mirror": attr.label(default = "//third_party/debian:mirror.sh", allow_single_file = True),
