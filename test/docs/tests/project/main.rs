@@ -1,6 +1,7 @@
 //! Tests of the project's own documents, texts and files, which read its whole tree.
 
 mod cycles;
+mod modules;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
