@@ -31,6 +31,8 @@ const UNKNOWN_CA: &str = "10.0.2.2:5001";
 const ADDED: &str = "added.invalid";
 /// Directory of such files, through the root of PID 1.
 const ADDED_REGISTRIES: &str = "/proc/1/root/data/registries";
+/// Directory of files that the node generates at its boot, through the root of PID 1.
+const EPHEMERAL: &str = "/proc/1/root/ephemeral";
 /// Address at which no program listens: port 1 is reserved (tcpmux).
 const ABSENT: &str = "10.0.2.2:1";
 /// Pod with images of several registries, three of which cannot be pulled. One of these gets another image later. The pod
@@ -64,6 +66,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     };
     tokio::join!(database::cases(&part), pulls);
     part.shows("no_password_is_in_the_log_an_event_or_on_the_status_page", hides_passwords(case, &part.console)).await;
+    part.shows("only_root_can_read_the_nodes_files_with_passwords", restricts_files(case)).await;
 
     // On the full part, no other pod could start.
     part.alone().await;
@@ -259,9 +262,23 @@ async fn hides_passwords(case: &Case, console: &Path) -> Result<(), Failure> {
     let console = fs::read(console).expect("the console");
     let console = String::from_utf8_lossy(&console);
     assert!(!console.is_empty() && !has_a_password(&console), "the console has a password: {console}");
+    // Of all namespaces.
+    let events = case.get("/api/v1/events").await?;
     for pod in [POD, database::POD] {
-        let events = case.events(pod).await?.join("; ");
-        assert!(!events.is_empty() && !has_a_password(&events), "{events}");
+        assert!(events.contains(&format!("{pod:?}")), "no event of {pod}: {events}");
+    }
+    assert!(!has_a_password(&events), "an event has a password: {events}");
+    Ok(())
+}
+
+async fn restricts_files(case: &Case) -> Result<(), Failure> {
+    let registries = [REGISTRY, NODES_REGISTRY, MIRRORED, PLAIN_REGISTRY];
+    let mut files = Vec::from(registries.map(|registry| format!("config/certs.d/{registry}/hosts.toml")));
+    files.push(".docker/config.json".to_owned());
+    let observer = case.observer();
+    for file in files {
+        let found = observer.inspect(format!("{EPHEMERAL}/{file}")).await?;
+        assert_eq!((found.uid, found.mode.as_str()), (0, "0600"), "{file}");
     }
     Ok(())
 }
