@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use e2e::{
-    Case, Failure, MIRRORED, NODES_REGISTRY, PASSWORD, PATIENCE, PLAIN_REGISTRY, Part, Pod, REGISTRY, SECOND_REGISTRY,
-    Seen, Server, Stopped, USER, eventually,
+    Case, Failure, MIRRORED, NAME_SERVER, NODES_REGISTRY, PASSWORD, PATIENCE, PLAIN_REGISTRY, Part, Pod, REGISTRY,
+    SECOND_REGISTRY, Seen, Server, Stopped, USER, eventually,
 };
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ContainerState, Pod as PodObject, Secret};
@@ -35,6 +35,8 @@ const ADDED_REGISTRIES: &str = "/proc/1/root/data/registries";
 const EPHEMERAL: &str = "/proc/1/root/ephemeral";
 /// Address at which no program listens: port 1 is reserved (tcpmux).
 const ABSENT: &str = "10.0.2.2:1";
+/// Name that no name server has (RFC 6761).
+const UNKNOWN_NAME: &str = "unknown.invalid";
 /// Pod with images of several registries, three of which cannot be pulled. One of these gets another image later. The pod
 /// stays `Pending`.
 const POD: &str = "pulls";
@@ -71,6 +73,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     // On the full part, no other pod could start.
     part.alone().await;
     let full = async {
+        part.must_show("an_unknown_name_of_a_registry_is_an_event", has_unknown_name(case)).await?;
         part.must_show("an_image_that_does_not_fit_is_reported", does_not_fit(case)).await?;
         part.must_show("a_deleted_stateful_set_ends_with_its_pod", database::delete(case)).await?;
         part.must_show("an_unused_image_is_removed_when_its_part_is_full", is_removed(case)).await?;
@@ -221,15 +224,21 @@ async fn is_removed(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Changes the image of the database's pod. The node's name server does not answer, so the lookup takes two attempts of
+/// Go's resolver, 10 s. The kubelet pulls one image after another, so the case runs when other parts need no image.
+/// Whatever the reason, the error names the registry and the server (`net.DNSError`).
+async fn has_unknown_name(case: &Case) -> Result<(), Failure> {
+    let image = format!("{UNKNOWN_NAME}/{LARGE}");
+    set_image(case, database::POD, database::CONTAINER, &image).await?;
+    fails(case, database::POD, image, &format!("lookup {UNKNOWN_NAME} on {NAME_SERVER}:53: ")).await
+}
+
 /// Changes the image of the database's pod, because the sandbox of a new pod would not fit either. A file in the
-/// writable layer of the observer fills the part of the disk.
+/// writable layer of the observer fills the part of the disk. The previous case has ended the pod's container, whose
+/// state needs space, too.
 async fn does_not_fit(case: &Case) -> Result<(), Failure> {
-    let [absent, large] = [ABSENT, NODES_REGISTRY].map(|registry| format!("{registry}/{LARGE}"));
-    // The kubelet ends the container before it pulls the other image. Until then, the part has space for the state of
-    // the container.
-    set_image(case, database::POD, database::CONTAINER, &absent).await?;
-    fails(case, database::POD, absent, "connection refused").await?;
     assert_eq!(case.observer().fill("/", true).await?.errno, "ENOSPC");
+    let large = format!("{NODES_REGISTRY}/{LARGE}");
     set_image(case, database::POD, database::CONTAINER, &large).await?;
     fails(case, database::POD, large, "no space left on device").await
 }
