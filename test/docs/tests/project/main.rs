@@ -2,6 +2,7 @@
 
 mod cycles;
 mod modules;
+mod registries;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
