@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use conformity::{Kind, NODE_NAME, Node, Services, answer, capability};
@@ -10,15 +11,16 @@ use proto::csi::plugin_capability::{Type, service};
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_content_source::{self, VolumeSource};
 use proto::csi::{
-    CapacityRange, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerListVolumeHealthRequest,
-    ControllerModifyVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
-    GetPluginCapabilitiesRequest, GroupControllerGetCapabilitiesRequest, ListVolumesRequest, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest, Topology, TopologyRequirement, VolumeContentSource,
+    CapacityRange, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetVolumeHealthRequest,
+    ControllerListVolumeHealthRequest, ControllerModifyVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    GetCapacityRequest, GetPluginCapabilitiesRequest, GroupControllerGetCapabilitiesRequest, ListVolumesRequest,
+    NodeGetStorageHealthRequest, NodeGetVolumeHealthRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest,
+    StorageHealthErrorType, Topology, TopologyRequirement, VolumeContentSource, VolumeHealth, VolumeHealthErrorType,
 };
 use tonic::Code;
 use tonic::transport::Channel;
 use units::Bytes;
-use volume::{IoLimits, IoThrottle, Owner, Record, VolumeId, Volumes as _};
+use volume::{DiskFault, DiskObserver, IoLimits, IoThrottle, Owner, Record, VolumeId, Volumes as _};
 
 use crate::snapshots::{file, groups, remove_group, write};
 
@@ -106,6 +108,8 @@ fn the_controller_service_works_beside_the_node_service() {
         no_volume_is_created_for_limits_that_the_node_does_not_have(&node).await;
         a_message_of_more_than_a_mebibyte_is_rejected(&node).await;
         a_volume_survives_a_restart(&node).await;
+        // The last one: the fault stays until the node ends.
+        a_fault_of_the_disk_is_in_the_health_of_all_volumes(&node).await;
     });
     node.end();
 }
@@ -365,4 +369,45 @@ async fn a_volume_survives_a_restart(node: &Node) {
     assert_eq!(create(node, request("pvc-restart", Kind::Block)).await.expect("the same again").volume_id, id);
     assert_eq!(record(node, &id).map(|record| record.size), Some(Bytes::new(SIZE.cast_unsigned())));
     delete(node, &id).await.expect("delete");
+}
+
+/// A fault as the node reads it in the kernel's log.
+#[derive(Debug)]
+struct FailedRequest;
+
+impl DiskObserver for FailedRequest {
+    fn faults(&self) -> Vec<DiskFault> {
+        vec![DiskFault::Requests(NonZeroU64::MIN)]
+    }
+}
+
+async fn a_fault_of_the_disk_is_in_the_health_of_all_volumes(node: &Node) {
+    const REASON: &str = "DiskRequestsFailed";
+    let volume_id = create(node, request("pvc-faulty", Kind::Filesystem)).await.expect("create").volume_id;
+    node.volumes().store().observe_disk(Box::new(FailedRequest));
+    // The services report the faults that the last check has found.
+    assert_eq!(node.volumes().store().faults(), Ok(vec![DiskFault::Requests(NonZeroU64::MIN)]));
+    let is_faulty = |health: &VolumeHealth| {
+        let found = health.health_statuses.iter().map(|entry| (entry.status(), entry.reason.as_str()));
+        found.eq([(VolumeHealthErrorType::Degraded, REASON)])
+    };
+
+    let get = ControllerGetVolumeHealthRequest { volume_id: volume_id.clone(), ..Default::default() };
+    let of_controller = answer(client(node).controller_get_volume_health(get).await).expect("its health").volume_health;
+    let get = NodeGetVolumeHealthRequest { volume_id: volume_id.clone(), ..Default::default() };
+    let of_node = answer(node.client().node_get_volume_health(get).await).expect("its health").volume_health;
+    for health in [of_controller, of_node] {
+        assert!(health.as_ref().is_some_and(|found| found.volume_id == volume_id && is_faulty(found)), "{health:?}");
+    }
+    let listed = client(node).controller_list_volume_health(ControllerListVolumeHealthRequest::default()).await;
+    let listed = answer(listed).expect("the health of all").entries;
+    assert!(listed.iter().all(is_faulty), "{listed:?}");
+    let all = answer(client(node).list_volumes(ListVolumesRequest::default()).await).expect("all volumes").entries;
+    let all: BTreeSet<_> = all.into_iter().map(|entry| entry.volume.expect("a volume").volume_id).collect();
+    assert_eq!(listed.into_iter().map(|health| health.volume_id).collect::<BTreeSet<_>>(), all);
+    let storage = answer(node.client().node_get_storage_health(NodeGetStorageHealthRequest::default()).await);
+    let storage = storage.expect("the health of the disk").backend_health;
+    let storage: Vec<_> = storage.iter().map(|entry| (entry.status(), entry.reason.as_str())).collect();
+    assert_eq!(storage, [(StorageHealthErrorType::StorageDegraded, REASON)]);
+    delete(node, &volume_id).await.expect("delete");
 }
