@@ -260,10 +260,10 @@ pub fn chain(error: &(dyn Error + 'static), separator: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use envtest::FakeVolumes;
+    use envtest::{FakeVolumes, faults_of_each_kind};
     use prometheus::{IntGaugeVec, Opts};
     use supervisor::{Settings, Supervisor};
-    use volume::{Allocation, Claim, DiskFault, Owner, Record, Sharing};
+    use volume::{Allocation, Claim, Owner, Record, Sharing};
 
     use super::*;
 
@@ -344,10 +344,19 @@ mod tests {
         let filesystem = Mode::Filesystem { inodes: units::Inodes::new(64) };
         volumes.put(&volume("data"), record("data", filesystem, State::Announced));
         volumes.set_changed(&volume("data"), fsquota::Limits::default());
-        volumes.set_faults(vec![DiskFault::FileSystem(fsquota::Fault::ShutDown)]);
+        volumes.set_faults(faults_of_each_kind());
         let page = page(volumes, Registry::new()).await;
         assert_eq!(page.storage.unwrap().volumes[0].condition, Condition::LimitsChanged);
-        assert_eq!(page.disk_faults, ["XFS has shut the file system down"]);
+        assert_eq!(
+            page.disk_faults,
+            [
+                "XFS has shut the file system down",
+                "counters or quota records of the file system are damaged",
+                "metadata in allocation groups of the file system is damaged: 2, the first is 5",
+                "7 requests to the disk failed with medium or I/O errors",
+                "the controller of the disk warns about nvme0n1: three warnings",
+            ]
+        );
     }
 
     #[tokio::test]

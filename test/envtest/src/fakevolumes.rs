@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dir::Ensured;
-use fsquota::{Limits, ProjectId, Usage};
+use fsquota::{Fault, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
     Cloning, DiskFault, Drifted, Error, IoLimits, IoRejection, Mode, Operation, Overcommit, Record, Request,
@@ -37,6 +38,21 @@ pub struct FakeVolumes {
 const HELD: Duration = Duration::from_secs(300);
 
 type Create = dyn Fn(&VolumeId, Bytes) + Send + Sync;
+
+/// A fault of each kind, in the order of [`DiskFault::KINDS`].
+pub fn faults_of_each_kind() -> Vec<DiskFault> {
+    const GROUPS: NonZeroU32 = NonZeroU32::new(2).unwrap();
+    const WARNINGS: NonZeroU32 = NonZeroU32::new(3).unwrap();
+    const REQUESTS: NonZeroU64 = NonZeroU64::new(7).unwrap();
+    let of_file_system = [Fault::ShutDown, Fault::Metadata, Fault::Groups { damaged: GROUPS, first: 5 }];
+    let of_disk = [
+        DiskFault::Requests(REQUESTS),
+        DiskFault::Warnings { count: WARNINGS, text: "nvme0n1: three warnings".to_owned() },
+    ];
+    let all: Vec<_> = of_file_system.map(DiskFault::FileSystem).into_iter().chain(of_disk).collect();
+    assert!(all.iter().map(DiskFault::kind).eq(DiskFault::KINDS));
+    all
+}
 
 #[derive(Default)]
 struct Disk {

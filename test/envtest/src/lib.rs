@@ -15,7 +15,7 @@ mod suite;
 pub use cluster::{Cluster, StartError};
 pub use denials::{denied, forbidden};
 pub use eventually::{Late, Seen, chain, eventually, reached, until};
-pub use fakevolumes::FakeVolumes;
+pub use fakevolumes::{FakeVolumes, faults_of_each_kind};
 pub use faults::{Fault, FaultyServer};
 pub use objects::claim;
 pub use programs::Identity;

@@ -190,6 +190,20 @@ mod tests {
         })
     }
 
+    /// A fault of each kind.
+    fn faults_of_disk() -> Vec<DiskFault> {
+        let (count, text) = (NonZeroU32::MIN, "nvme0n1: it is read-only".to_owned());
+        let faults = vec![
+            DiskFault::FileSystem(Fault::ShutDown),
+            DiskFault::FileSystem(Fault::Metadata),
+            DiskFault::FileSystem(Fault::Groups { damaged: count, first: 5 }),
+            DiskFault::Requests(NonZeroU64::MIN),
+            DiskFault::Warnings { count, text },
+        ];
+        assert!(faults.iter().map(DiskFault::kind).eq(DiskFault::KINDS));
+        faults
+    }
+
     /// Condition of a volume on a disk without faults.
     fn works(found: &PathContents) -> VolumeCondition {
         condition(found, &Health::default())
@@ -238,24 +252,37 @@ mod tests {
 
     #[test]
     fn all_faults_are_named() {
-        let disk = vec![DiskFault::FileSystem(Fault::ShutDown), DiskFault::Requests(NonZeroU64::MIN)];
+        let disk = faults_of_disk();
         let faulty = condition(&quota(Some(10), Some(10), (9, 1)), &Health { disk, limits_changed: true });
         assert!(faulty.abnormal);
-        for says in
-            ["XFS has shut the file system down", "1 requests to the disk failed", "limits were changed", "90 %"]
-        {
+        for says in [
+            "XFS has shut the file system down",
+            "counters or quota records",
+            "metadata in allocation groups",
+            "1 requests to the disk failed",
+            "warns about nvme0n1: it is read-only",
+            "limits were changed",
+            "90 %",
+        ] {
             assert!(faulty.message.contains(says), "{}", faulty.message);
         }
     }
 
     #[test]
     fn the_health_has_each_fault_with_its_severity() {
+        use StorageHealthErrorType::{StorageDegraded, StorageUnreachable};
         use VolumeHealthErrorType::{Degraded, Inaccessible};
 
-        let disk = vec![DiskFault::FileSystem(Fault::ShutDown), DiskFault::Requests(NonZeroU64::MIN)];
+        let disk = faults_of_disk();
         let storage: Vec<_> = storage_health(&disk).into_iter().map(|entry| (entry.status(), entry.reason)).collect();
-        let unreachable = (StorageHealthErrorType::StorageUnreachable, "FileSystemShutDown".to_owned());
-        assert_eq!(storage, [unreachable, (StorageHealthErrorType::StorageDegraded, "DiskRequestsFailed".to_owned())]);
+        let expected = [
+            (StorageUnreachable, "FileSystemShutDown"),
+            (StorageDegraded, "FileSystemDamaged"),
+            (StorageDegraded, "AllocationGroupsDamaged"),
+            (StorageDegraded, "DiskRequestsFailed"),
+            (StorageDegraded, "DiskWarnings"),
+        ];
+        assert_eq!(storage, expected.map(|(status, reason)| (status, reason.to_owned())));
         let id: VolumeId = "pvc-1".parse().expect("an identifier");
         let entries = |found: Option<&PathContents>, faults: &Health| {
             let health = health(&id, found, faults);
@@ -265,7 +292,10 @@ mod tests {
         let found = quota(Some(10), Some(10), (9, 1));
         let expected = [
             (Inaccessible, "FileSystemShutDown"),
+            (Degraded, "FileSystemDamaged"),
+            (Degraded, "AllocationGroupsDamaged"),
             (Degraded, "DiskRequestsFailed"),
+            (Degraded, "DiskWarnings"),
             (Degraded, "LimitsChanged"),
             (Degraded, "AlmostFull"),
         ];
