@@ -8,16 +8,20 @@ mod traced;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _};
 use std::num::NonZeroU64;
+use std::os::unix::fs::OpenOptionsExt as _;
 
 use csi::{Host as _, Publish, Stats};
 use fsquota::Limits;
+use kernel::text::{Message, failed_disk};
 use ktest_support::cut;
 use kubelet::{MANY, connect};
 use machine::{Node, SIZE, mounted};
 use mount::Attributes;
+use nix::errno::Errno;
 use nix::libc::{
-    SYS_ioctl, SYS_mkdirat, SYS_mount_setattr, SYS_move_mount, SYS_open_tree, SYS_openat2, SYS_quotactl_fd,
+    O_NONBLOCK, SYS_ioctl, SYS_mkdirat, SYS_mount_setattr, SYS_move_mount, SYS_open_tree, SYS_openat2, SYS_quotactl_fd,
 };
 use nix::mount::MsFlags;
 use proto::csi::controller_client::ControllerClient;
@@ -156,6 +160,23 @@ impl DiskObserver for FailedRequest {
     }
 }
 
+/// Disks of the failed requests in the kernel's log.
+fn failed_disks() -> Vec<String> {
+    let mut log = File::options().read(true).custom_flags(O_NONBLOCK).open("/dev/kmsg").expect("the kernel's log");
+    let (mut buffer, mut found) = (vec![0; 8 << 10], Vec::new());
+    loop {
+        match log.read(&mut buffer) {
+            Ok(length) => {
+                let message = Message::parse(&buffer[..length]).filter(|message| message.facility == 0);
+                found.extend(message.and_then(|message| failed_disk(&message.text).map(str::to_owned)));
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return found,
+            // The next record was overwritten. The next read returns a later one.
+            Err(error) => assert_eq!(error.raw_os_error(), Some(Errno::EPIPE as i32), "{error}"),
+        }
+    }
+}
+
 /// XFS shuts down when it cannot write its log.
 #[tokio::test]
 async fn a_disk_that_fails_is_an_abnormal_condition() {
@@ -165,9 +186,14 @@ async fn a_disk_that_fails_is_an_abnormal_condition() {
     assert_eq!(node.store.faults(), Ok(vec![]));
     node.store.observe_disk(Box::new(FailedRequest));
     let file = File::create(node.target("mount/file")).expect("a file");
+    let disk = node.disk.device().file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+    assert!(!failed_disks().contains(&disk), "{disk} has failed before");
     let off = cut(node.disk.device());
     assert!(file.sync_all().is_err());
     drop((file, off));
+    // The kernel logs a failed request before the request ends.
+    let failed = failed_disks();
+    assert!(failed.contains(&disk), "{failed:?} without {disk}: the kernel's message has another format");
     let kinds: Result<Vec<&str>, _> = node.store.faults().map(|faults| faults.iter().map(DiskFault::kind).collect());
     assert_eq!(kinds, Ok(vec!["shutdown", "io"]));
     let faulty = condition(&mut node, "mount").await;
