@@ -16,7 +16,7 @@ mod node;
 mod returned;
 mod rollback;
 mod snapshots;
-#[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
+#[expect(unsafe_code, reason = "nix has no safe wrapper of these system calls")]
 mod sys;
 mod thin;
 mod together;

@@ -27,6 +27,7 @@ use crate::node::{
     INODES, NoPods, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
 };
 use crate::snapshots::{snapshot_of, taken};
+use crate::sys::unwritten_pages;
 
 const SMALL: usize = 40;
 
@@ -428,6 +429,46 @@ fn files_are_cloned_only_if_pods_can_be_stopped_in_time() {
     assert!(matches!(error, Error::Act { source: ActError::Late { .. }, .. }), "{error:?}");
     without_pods(&node.store);
     taken(&node, &source, "snapshot-1");
+}
+
+/// A clone writes the data of its own source. Only the flush of the file system writes the other file.
+#[test]
+fn the_disk_is_flushed_before_pods_are_stopped() {
+    /// Freezer that counts the pages of files that are not on the disk.
+    #[derive(Debug)]
+    struct Counts {
+        files: [File; 2],
+        found: Mutex<Vec<[u64; 2]>>,
+    }
+
+    impl Counts {
+        fn unwritten(&self) -> [u64; 2] {
+            self.files.each_ref().map(unwritten_pages)
+        }
+    }
+
+    impl PodFreezer for Counts {
+        fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
+            self.found.lock().unwrap().push(self.unwritten());
+            Ok(Box::new(NoPods))
+        }
+    }
+
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    let (source, _) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: INODES }, FULL));
+    let files = [(node.path("live", &source).join("data"), 32 << 20), (node.disk.path().join("other"), 1 << 20)];
+    let files = files.map(|(path, size)| {
+        fs::write(&path, vec![1; size]).unwrap();
+        File::open(path).unwrap()
+    });
+    let counts = Arc::new(Counts { files, found: Mutex::default() });
+    let freezer: Arc<dyn PodFreezer> = counts.clone();
+    node.store.freeze_by(Arc::downgrade(&freezer));
+    let before = counts.unwritten();
+    assert!(before.iter().all(|pages| *pages > 0), "{before:?}: no data waits for a flush");
+    let begun = node.store.take_snapshot(&id("snapshot-1"), &snapshot_of(&source, "snapshot-1")).unwrap();
+    assert_eq!(begun.snapshots.state, State::Complete);
+    assert_eq!(*counts.found.lock().unwrap(), [[0, 0]]);
 }
 
 #[test]
