@@ -11,6 +11,7 @@ use std::time::Duration;
 use dir::Ensured;
 use loopdev::{Config, Control, Detach};
 use nix::libc::O_DIRECT;
+use reflink::Extent;
 use units::Bytes;
 use volume::{Access, Allocation, Error, Mode, Record, Request, Settings, SourceError, VolumeId, Volumes as _};
 
@@ -38,14 +39,19 @@ fn cloned(node: &Node, request: &Request) -> (VolumeId, Record) {
     (id(&request.claim.name), record)
 }
 
-pub fn shared(image: &Path) -> Bytes {
-    let (image, mut at, mut sum) = (File::open(image).unwrap(), Bytes::ZERO, Bytes::ZERO);
+pub fn extents(image: &Path) -> Vec<Extent> {
+    let (image, mut found) = (File::open(image).unwrap(), Vec::<Extent>::new());
     loop {
-        let batch = reflink::extents(&image, at).unwrap();
-        let Some(last) = batch.last() else { return sum };
-        at = last.end();
-        sum = batch.iter().filter(|extent| extent.shared).fold(sum, |sum, extent| sum.saturating_add(extent.length));
+        let batch = reflink::extents(&image, found.last().map_or(Bytes::ZERO, |last| last.end())).unwrap();
+        if batch.is_empty() {
+            return found;
+        }
+        found.extend(batch);
     }
+}
+
+pub fn shared(image: &Path) -> Bytes {
+    extents(image).iter().filter(|extent| extent.shared).map(|extent| extent.length).sum()
 }
 
 /// Checks that no volume shares a block, both have the limits of their sizes, and the disk has reserved just these.

@@ -16,7 +16,7 @@ use volume::{
     SourceError, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::cloning::{BOTH, FULL, LARGE, LARGER, is_settled, shared};
+use crate::cloning::{BOTH, FULL, LARGE, LARGER, extents, is_settled, shared};
 use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request};
 
 pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
@@ -116,8 +116,8 @@ fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
     assert!(matches!(refusal(&large), Error::Full { wanted, .. } if wanted > Bytes::new(800 << 20)));
 }
 
-/// The source is full, and has no space for new blocks of its own. It is smaller where its device uses the page cache,
-/// unlike the device of a pod.
+/// The source is full, and has no space for new blocks of its own. Its blocks are overwritten in place when none is
+/// shared any more. It is smaller where its device uses the page cache, unlike the device of a pod.
 #[test]
 fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
     for (allocation, direct_io) in BOTH.into_iter().flat_map(|one| [(one, false), (one, true)]) {
@@ -137,7 +137,9 @@ fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
         assert_eq!(first.snapshots.state, State::Complete, "most blocks are shared");
         overwrite(2);
         let record = taken(&node, &source, "snapshot-1");
+        let alone = extents(&node.image(&source)).len();
         overwrite(3);
+        assert_eq!(extents(&node.image(&source)).len(), alone);
         assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
         drop(image);
         assert_eq!(only_byte(&fs::read(node.image(&id("snapshot-1"))).unwrap()), Some(1));

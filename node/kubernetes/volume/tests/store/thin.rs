@@ -1,13 +1,14 @@
 //! Snapshots that share the blocks of their volumes for as long as they exist.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use fsquota::{Limits, Quotas};
 use nix::errno::Errno;
+use nix::libc::O_DIRECT;
 use nix::unistd::syncfs;
 use units::Bytes;
 use volume::{
@@ -15,7 +16,7 @@ use volume::{
     Sharing, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::cloning::{BOTH, LARGER, is_settled, shared};
+use crate::cloning::{BOTH, LARGER, extents, is_settled, shared};
 use crate::node::{
     INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request, without_pods,
 };
@@ -48,6 +49,23 @@ fn write(node: &Node, volume: &VolumeId, byte: u8) {
     image.write_all_at(&vec![byte; SIZE.get() as usize], 0).and_then(|()| image.sync_all()).unwrap();
 }
 
+/// Size of the part that [`write_in_any_order`] overwrites.
+const PART: Bytes = Bytes::new(4 << 20);
+
+/// Overwrites the start of the image with direct writes of one block, each far from the one before.
+fn write_in_any_order(node: &Node, volume: &VolumeId, byte: u8) {
+    const BLOCK: usize = 4096;
+    let (memory, blocks) = (vec![byte; 2 * BLOCK], PART.get() / BLOCK as u64);
+    let aligned = memory.as_ptr().align_offset(BLOCK);
+    let block = &memory[aligned..aligned + BLOCK];
+    let image = File::options().write(true).custom_flags(O_DIRECT).open(node.image(volume)).unwrap();
+    for number in 0..blocks {
+        // The factor is odd, and the number of blocks a power of two: each block is written once.
+        image.write_all_at(block, number * 389 % blocks * BLOCK as u64).unwrap();
+    }
+    image.sync_all().unwrap();
+}
+
 fn byte(node: &Node, volume: &str) -> Option<u8> {
     only_byte(&fs::read(node.image(&id(volume))).unwrap())
 }
@@ -70,6 +88,11 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
         thin(&node, &source, "snapshot-1");
         assert_eq!((node.limits(from.project), reserved(&node)), (raised(1), from.reserved()));
         assert_eq!((shared(&node.image(&id("snapshot-1"))), at_once(&node)), (SIZE, 1 << 20));
+        let extents = || extents(&node.image(&source)).len();
+        let before = extents();
+        write_in_any_order(&node, &source, 2);
+        let after = extents();
+        assert!(after <= before + (PART.get() >> 20) as usize, "{after} extents, {before} before");
         write(&node, &source, 2);
         thin(&node, &source, "snapshot-2");
         write(&node, &source, 3);
