@@ -21,7 +21,7 @@ pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
 /// Eight times what the limit of an image of this size has beside its blocks (README, "Reserved space"): a tenant that
 /// overwrites all of it needs the headroom.
 pub const LARGE: Bytes = Bytes::new(24 << 20);
-/// Size in the two tests that overwrite a full volume of any allocation.
+/// Size in the tests that overwrite a full volume of any allocation.
 pub const FULL: Bytes = Bytes::new(64 << 20);
 pub const LARGER: Bytes = Bytes::new(40 << 20);
 

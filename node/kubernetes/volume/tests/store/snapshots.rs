@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use dir::Ensured;
@@ -116,6 +117,13 @@ fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
     assert!(matches!(refusal(&large), Error::Full { wanted, .. } if wanted > Bytes::new(800 << 20)));
 }
 
+/// Overwrites a whole device, as its tenant can.
+pub fn overwrite(device: &Path, size: Bytes, byte: u8) {
+    let mut file = File::options().write(true).open(device).unwrap();
+    file.write_all(&vec![byte; size.get() as usize]).unwrap();
+    file.sync_all().unwrap();
+}
+
 /// The source is full, and has no space for new blocks of its own. Its blocks are overwritten in place when none is
 /// shared any more. It is smaller where its device uses the page cache, unlike the device of a pod.
 #[test]
@@ -127,18 +135,13 @@ fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
         let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
         let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
         let path = device.path();
-        let overwrite = |byte: u8| {
-            let mut file = File::options().write(true).open(&path).unwrap();
-            file.write_all(&vec![byte; size.get() as usize]).unwrap();
-            file.sync_all().unwrap();
-        };
-        overwrite(1);
+        overwrite(&path, size, 1);
         let first = node.store.take_snapshot(&id("snapshot-1"), &snapshot_of(&source, "snapshot-1")).unwrap();
         assert_eq!(first.snapshots.state, State::Complete, "most blocks are shared");
-        overwrite(2);
+        overwrite(&path, size, 2);
         let record = taken(&node, &source, "snapshot-1");
         let alone = extents(&node.image(&source)).len();
-        overwrite(3);
+        overwrite(&path, size, 3);
         assert_eq!(extents(&node.image(&source)).len(), alone);
         assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
         drop(image);

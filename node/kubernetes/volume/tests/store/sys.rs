@@ -1,9 +1,12 @@
 //! System calls of an owner of files for which nix has no safe wrapper.
 
+use std::fs::File;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use nix::errno::Errno;
 use nix::libc::{c_long, syscall};
+use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, msync, munmap};
 
 /// `struct fsxattr`, include/uapi/linux/fs.h.
 #[repr(C)]
@@ -52,6 +55,21 @@ pub fn unwritten_pages(file: impl AsFd) -> u64 {
     let result = unsafe { syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut found, 0) };
     Errno::result(result).unwrap();
     found.dirty + found.writeback
+}
+
+/// Overwrites the file through a shared mapping, and waits until it is on the disk. If a page gets no blocks, `SIGBUS`
+/// ends the process.
+pub fn overwrite_mapped(file: &File, byte: u8) {
+    let size = NonZeroUsize::new(file.metadata().unwrap().len() as usize).expect("a file with content");
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: new memory, at an address that the kernel chooses.
+    let address = unsafe { mmap(None, size, access, MapFlags::MAP_SHARED, file, 0) }.unwrap();
+    // SAFETY: the whole mapping, which is writable. No reference to it exists.
+    unsafe { address.cast::<u8>().write_bytes(byte, size.get()) };
+    // SAFETY: the whole mapping, which the call reads.
+    unsafe { msync(address, size.get(), MsFlags::MS_SYNC) }.unwrap();
+    // SAFETY: the whole mapping, which is not used after the call.
+    unsafe { munmap(address, size.get()) }.unwrap();
 }
 
 pub fn set_project(inode: impl AsFd, project: u32) -> Result<(), Errno> {

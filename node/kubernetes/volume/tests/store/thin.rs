@@ -7,21 +7,22 @@ use std::thread;
 use std::time::Duration;
 
 use fsquota::{Limits, Quotas};
+use loopdev::{Config, Control, Detach};
 use nix::errno::Errno;
 use nix::libc::O_DIRECT;
 use nix::unistd::syncfs;
 use units::Bytes;
 use volume::{
-    ActError, Allocation, Claim, DEFAULT_PAUSE, Error, GroupRequest, Mode, Neighbours, Record, Request, Settings,
-    Sharing, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
+    Access, ActError, Allocation, Claim, DEFAULT_PAUSE, Error, GroupRequest, Mode, Neighbours, Record, Request,
+    Settings, Sharing, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::cloning::{BOTH, LARGER, extents, is_settled, shared};
+use crate::cloning::{BOTH, FULL, LARGER, extents, is_settled, shared};
 use crate::node::{
     INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request, without_pods,
 };
 use crate::rollback::rolled_back;
-use crate::snapshots::{snapshot_of, taken};
+use crate::snapshots::{overwrite, snapshot_of, taken};
 use crate::sys::cow_extent_size;
 use crate::trees::{self, Slow};
 
@@ -117,6 +118,25 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
         removed(&node, "snapshot-1");
         assert_eq!(at_once(&node), 0);
         is_settled(&node, [&grown, &thick]);
+    }
+}
+
+/// All blocks of the image are shared. For new blocks, its project has no space but the headroom.
+#[test]
+fn a_tenant_overwrites_the_whole_source_after_a_thin_snapshot() {
+    for (allocation, direct_io) in [(Allocation::Thick, true), (Allocation::Thin, false)] {
+        let node = Node::new();
+        let (source, _) = node.made(&sized("pvc-source", Mode::Block { allocation }, FULL));
+        let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
+        let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
+        let path = device.path();
+        overwrite(&path, FULL, 1);
+        thin(&node, &source, "snapshot-1");
+        assert_eq!(shared(&node.image(&id("snapshot-1"))), FULL);
+        overwrite(&path, FULL, 2);
+        assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
+        drop(image);
+        assert_eq!(["snapshot-1", "pvc-source"].map(|name| byte(&node, name)), [Some(1), Some(2)]);
     }
 }
 

@@ -27,7 +27,7 @@ use crate::node::{
     INODES, NoPods, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
 };
 use crate::snapshots::{snapshot_of, taken};
-use crate::sys::unwritten_pages;
+use crate::sys::{overwrite_mapped, unwritten_pages};
 
 const SMALL: usize = 40;
 
@@ -180,6 +180,24 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
     let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
     assert_eq!(again, Taken { snapshots: record, copying: None });
+}
+
+/// A page of a mapping gets its blocks when it is written.
+#[test]
+fn a_full_volume_is_overwritten_through_a_mapping_after_a_snapshot() {
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let (source, _, top) = full(&node, SIZE);
+    let snapshot = id("snapshot-1");
+    let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
+    assert_eq!(begun.state, State::Complete);
+    let copy = node.path("staging", &snapshot);
+    assert!(shared(&copy) > Bytes::new(10 << 20));
+    let large = File::options().read(true).write(true).open(top.join("large")).unwrap();
+    overwrite_mapped(&large, 2);
+    large.sync_all().unwrap();
+    let byte = |top: &Path| only_byte(&fs::read(top.join("large")).unwrap());
+    assert_eq!((byte(&top), byte(&copy)), (Some(2), Some(1)));
 }
 
 /// The headroom of the source is for blocks that the tenant overwrites, but new files can take it.
