@@ -52,7 +52,7 @@ const UNCHANGED: [i64; 19] = [
 
 /// [`Call::may_change_files`] without further calls that change no file. There are many volumes, each killed a step
 /// later than the one before.
-fn may_change_files(call: &Call<'_>) -> bool {
+pub fn may_change_files(call: &Call<'_>) -> bool {
     const GET_FLAGS: u64 = 0x801c_581f; // FS_IOC_FSGETXATTR
     const MAP: u64 = 0xc020_660b; // FS_IOC_FIEMAP
     const SET_LIMITS: u64 = 0x5804; // Q_XSETQLIM
