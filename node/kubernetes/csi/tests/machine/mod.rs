@@ -29,7 +29,7 @@ pub const SIZE: Bytes = Bytes::new(64 << 20);
 pub const INODES: Inodes = Inodes::new(1000);
 
 /// Command that starts this program as the test that is the guard of frozen pods.
-fn guard() -> Command {
+pub fn guard() -> Command {
     this_program("frozen::the_guard")
 }
 

@@ -1,5 +1,6 @@
 //! Limits of the I/O of pods on published devices.
 
+mod killed;
 #[expect(unsafe_code, reason = "nix has no safe mapping of a file")]
 mod sys;
 mod tenant;
