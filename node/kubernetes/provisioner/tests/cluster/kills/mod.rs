@@ -4,6 +4,7 @@
 //! The API server is real. The disk is a fake that keeps its records; `//test/crash` cuts the power of a real one.
 
 mod api;
+mod claims;
 mod disk;
 mod fuse;
 mod node;
@@ -23,7 +24,7 @@ use volume::State;
 
 pub use self::api::resource;
 use self::fuse::{Kill, Passed};
-use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
+use self::node::{CLASS, NAMESPACE, Node, ONE, Place, User, at};
 use crate::node::reconcile;
 
 /// Nodes of all stories at the same time. They mostly wait for passes that are tried again after the kill.
@@ -65,6 +66,8 @@ pub fn cases(suite: Suite) -> Suite {
         a_group_is_taken_and_removed_wherever_the_process_is_killed: "group", DISK, snapshots::GROUP, snapshots::group;
         a_claim_is_rolled_back_wherever_the_process_is_killed:
             "rollback", DISK, snapshots::ROLL_BACK, snapshots::roll_back;
+        a_claim_is_cloned_wherever_the_process_is_killed: "clone", DISK, claims::CLONE, claims::clone;
+        a_volume_gets_a_class_wherever_the_process_is_killed: "modify", DISK, claims::MODIFY, claims::modify;
     ])
 }
 
@@ -76,6 +79,7 @@ async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
         "reclaimPolicy": "Delete", "allowVolumeExpansion": true,
     });
     create(&Api::<StorageClass>::all(cluster.admin()), class).await?;
+    claims::make_attributes_class(cluster).await?;
     SnapshotApi::install(cluster, NAMESPACE).await?;
     Ok(())
 }
@@ -142,11 +146,11 @@ async fn ended(
 }
 
 async fn is_bound(user: &User) -> Result<Option<String>, kube::Error> {
-    user.is_not_bound("1Gi", Bytes::GIB).await
+    user.is_not_bound("1Gi", &[ONE]).await
 }
 
 async fn is_larger(user: &User) -> Result<Option<String>, kube::Error> {
-    user.is_not_bound("2Gi", Bytes::new(2 << 30)).await
+    user.is_not_bound("2Gi", &[(Place::Live, State::Announced, Bytes::new(2 << 30))]).await
 }
 
 async fn is_gone(user: &User) -> Result<Option<String>, kube::Error> {
@@ -212,7 +216,7 @@ async fn restore(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure>
     async fn is_kept(user: &User) -> Result<Option<String>, kube::Error> {
         let volumes = user.on_disk();
         let marked = user.pv().await?.map(|pv| pv.finalizers().iter().any(|name| name == provisioner::FINALIZER));
-        let right = volumes == [(Place::Live, State::Announced, Bytes::GIB)] && marked == Some(false);
+        let right = volumes == [ONE] && marked == Some(false);
         Ok((!right).then(|| format!("{volumes:?}, PV with finalizer: {marked:?}")))
     }
 

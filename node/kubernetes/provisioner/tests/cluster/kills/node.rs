@@ -8,7 +8,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
 use provisioner::Settings;
-use serde_json::json;
+use serde_json::{Value, json};
 use supervisor::Supervisor;
 use tokio::runtime::{self, Runtime};
 use units::Bytes;
@@ -41,6 +41,9 @@ struct Process {
     tree: Supervisor,
     fuse: Arc<Fuse>,
 }
+
+/// A volume or snapshot in use, of the size that claims request.
+pub const ONE: (Place, State, Bytes) = (Place::Live, State::Announced, Bytes::GIB);
 
 /// User who creates and deletes one claim, selects this node as the scheduler does, and reads the disk.
 #[derive(Clone)]
@@ -150,10 +153,14 @@ impl User {
     }
 
     pub async fn claim_of(&self, volume_mode: &str) -> Result<(), Failure> {
+        self.claim_with(json!({"volumeMode": volume_mode})).await
+    }
+
+    /// Creates the claim with these fields of its specification.
+    pub async fn claim_with(&self, more: Value) -> Result<(), Failure> {
         let annotations = json!({SELECTED_NODE: self.node, PROVISIONER: "local.granary.dev"});
         let metadata = json!({"name": self.claim, "annotations": annotations});
-        let claim = envtest::claim(metadata, CLASS, json!({"volumeMode": volume_mode}));
-        create(&self.claims(), claim).await?;
+        create(&self.claims(), envtest::claim(metadata, CLASS, more)).await?;
         Ok(())
     }
 
@@ -183,8 +190,12 @@ impl User {
         until(what, async || look(self).await).await
     }
 
-    /// Returns `None` if the claim is bound to the only volume, with this size.
-    pub async fn is_not_bound(&self, size: &str, bytes: Bytes) -> Result<Option<String>, kube::Error> {
+    /// Returns `None` if the claim is bound, with this size, and the disk has these volumes.
+    pub async fn is_not_bound(
+        &self,
+        size: &str,
+        volumes: &[(Place, State, Bytes)],
+    ) -> Result<Option<String>, kube::Error> {
         let claim = self.claims().get(&self.claim).await?;
         let status = claim.status.unwrap_or_default();
         let capacity = status.capacity.and_then(|capacity| capacity.get("storage").cloned()).map(|has| has.0);
@@ -192,7 +203,7 @@ impl User {
         let capacity_of_pv = pv.as_ref().and_then(|pv| pv.spec.as_ref()?.capacity.as_ref()?.get("storage").cloned());
         let capacity_of_pv = capacity_of_pv.as_ref().map(|size| size.0.as_str());
         let seen = (status.phase.as_deref(), capacity.as_deref(), capacity_of_pv, self.on_disk());
-        let wanted = (Some("Bound"), Some(size), Some(size), vec![(Place::Live, State::Announced, bytes)]);
+        let wanted = (Some("Bound"), Some(size), Some(size), volumes.to_vec());
         Ok((seen != wanted).then(|| format!("{seen:?}")))
     }
 

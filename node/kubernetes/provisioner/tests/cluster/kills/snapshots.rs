@@ -5,11 +5,9 @@ use envtest::{Failure, merge};
 use kube::ResourceExt;
 use kube::api::ListParams;
 use serde_json::json;
-use units::Bytes;
-use volume::State;
 
 use super::fuse::Kill;
-use super::node::{Node, Place, User};
+use super::node::{Node, ONE, User};
 use super::{ended, with_volume_of};
 
 pub const TAKE: [&str; 5] = [
@@ -37,8 +35,6 @@ pub const ROLL_BACK: [&str; 6] = [
     "end the rollback on the disk",
     "POST events",
 ];
-
-const ONE: (Place, State, Bytes) = (Place::Live, State::Announced, Bytes::GIB);
 
 /// Creates a content without the label of a node, so that the node adopts it. Returns its name.
 async fn content_of(user: &User) -> Result<String, Failure> {
