@@ -82,24 +82,29 @@ pub async fn remove(node: &mut Node, kill: Kill) -> Result<Option<String>, Failu
     ended(node, killed, wrong).await
 }
 
-/// Takes and deletes a group with one member. Two passes copy its blocks.
+/// Takes and deletes a group with two members. Two passes copy the blocks of one, and one pass those of the other.
 pub async fn group(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     let user = with_volume_of(node, "Block").await?;
+    let mut other = user.clone();
+    other.claim.push_str("-other");
+    other.claim_of("Block").await?;
+    other.sees("the other bound claim", async |other: &User| other.is_not_bound("1Gi", &[ONE, ONE]).await).await?;
+    let [one, two] = [user.pv().await?, other.pv().await?].map(|pv| pv.map(|pv| pv.name_any()));
+    let source = json!({"volumeHandles": [one.ok_or("the claim has no PV")?, two.ok_or("the other claim has no PV")?]});
     user.volumes.set_passes(1);
     node.arm(kill);
-    let (api, pv) = (user.snapshots(), user.pv().await?.ok_or("the claim has no PV")?);
-    let source = json!({"volumeHandles": [pv.name_any()]});
+    let api = user.snapshots();
     let content = api.create_group(&user.claim, None, source, json!({})).await?.name_any();
     let is_not_ready = async |user: &User| {
         let status = user.snapshots().group_contents.get(&content).await?.data["status"].clone();
         let volumes = user.on_disk();
-        let is_ready = status["readyToUse"] == true && volumes == [ONE, ONE];
+        let is_ready = status["readyToUse"] == true && volumes == [ONE; 4];
         Ok((!is_ready).then(|| format!("{status}, {volumes:?}")))
     };
     let is_left = async |user: &User| {
         let found = user.snapshots().group_contents.get_opt(&content).await?;
         let volumes = user.on_disk();
-        let is_left = found.is_some() || volumes != [ONE];
+        let is_left = found.is_some() || volumes != [ONE, ONE];
         Ok(is_left.then(|| format!("{:?}, {volumes:?}", found.map(|found| found.metadata))))
     };
     let story = async {
