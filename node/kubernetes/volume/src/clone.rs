@@ -187,6 +187,7 @@ impl Store {
     /// source of files is flushed less and less often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(
         &self,
+        copy: &VolumeId,
         cloning: &Cloning,
         lock: impl FnOnce(&VolumeLocks, &VolumeId) -> Option<VolumeGuard>,
     ) -> Result<VolumeGuard, ActError> {
@@ -194,7 +195,7 @@ impl Store {
         // Only the last comparisons, of the usage alone, have the lock: other operations on the source wait neither for
         // its dirty pages nor for the release of its blocks.
         let is_flushed = self.flush_overwritten(cloning);
-        let fits = self.free_unused(cloning)? && !self.exceeds(cloning)?;
+        let fits = self.free_unused(copy, cloning)? && !self.exceeds(cloning)?;
         let is_whole = !fits && self.is_whole(source)?;
         let mut error = ActError::Busy { volume: source.clone() };
         if fits || is_whole {
@@ -247,15 +248,19 @@ impl Store {
         fits
     }
 
-    /// Frees the blocks of the source that XFS has allocated in advance. Returns false if an image may still have them:
-    /// they count, and a write to a hole cannot use them. In a filesystem volume, a write without space frees those of
-    /// other files itself, and the usage decides.
-    fn free_unused(&self, cloning: &Cloning) -> Result<bool, ActError> {
+    /// Frees the blocks of the source that XFS has allocated in advance, for a copy that shares no block any more.
+    /// Returns false if an image may still have them: they count, and a write to a hole cannot use them. In a
+    /// filesystem volume, a write without space frees those of other files itself, and the usage decides.
+    fn free_unused(&self, copy: &VolumeId, cloning: &Cloning) -> Result<bool, ActError> {
         let Some((record, _)) = self.raised(cloning) else { return Ok(true) };
+        let is_block = record.mode.is_block();
+        if !is_block && !self.exceeds(cloning)? {
+            return Ok(true);
+        }
         let quotas = Arc::clone(&self.quotas);
         let release = move || quotas.settled(record.project).map(drop);
-        let freed = self.releases.run(&cloning.source, release).map_err(ActError::Quota)?;
-        Ok(freed || !record.mode.is_block())
+        let freed = self.releases.run(&cloning.source, copy, &record.claim.namespace, release);
+        Ok(freed.map_err(ActError::Quota)? || !is_block)
     }
 
     /// Whether the source exceeds its limit without the headroom of this copy. Its usage includes blocks that XFS has

@@ -126,10 +126,11 @@ impl<'a> Execution<'a> {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
                 // A clone of the source may hold its lock for minutes, and the copies of all snapshots would wait.
-                let _guard = self.store.release_headroom(&cloning, VolumeLocks::try_lock)?;
+                let _guard = self.store.release_headroom(id, &cloning, VolumeLocks::try_lock)?;
                 let ended = self.end_sharing(known);
                 self.store.settle_limit(&cloning.source);
                 ended?;
+                self.store.releases.forget(id);
                 self.store.settle_allocations(&cloning.source, None);
             }
             Step::Publish => {
@@ -181,7 +182,7 @@ impl<'a> Execution<'a> {
                         let lock = |locks: &VolumeLocks, source: &VolumeId| {
                             if waits { Some(locks.blocking_lock(source)) } else { locks.try_lock(source) }
                         };
-                        Some(self.store.release_headroom(cloning, lock)?)
+                        Some(self.store.release_headroom(id, cloning, lock)?)
                     }
                     None => None,
                 };
@@ -193,6 +194,7 @@ impl<'a> Execution<'a> {
                 let removed = record.as_ref().map_or(Ok(()), |record| files.remove(record.state, id));
                 if removed.is_ok() {
                     self.store.index().forget(id);
+                    self.store.releases.forget(id);
                     self.known = None;
                 }
                 if let Some(cloning) = cloning {

@@ -1,12 +1,12 @@
 //! Releases of blocks that XFS has allocated in advance for a volume.
 //!
 //! The tenant of the volume decides how long a release takes: XFS retries a file that a process reads or writes at this
-//! moment, without a limit, and no signal ends the call (`XFS_IOC_FREE_EOFBLOCKS`). Therefore each release has a thread
-//! of its own, and callers give up a second after its start.
+//! moment, without a limit, and no signal ends the call (`XFS_IOC_FREE_EOFBLOCKS`). The call also waits for all deleted
+//! files of the disk. Therefore each release has a thread of its own, callers give up a second after its start, and the
+//! next call for the same copy returns a result that came later.
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::sync::mpsc::{self, SendError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,84 +19,135 @@ use crate::VolumeId;
 /// Largest number of releases at once.
 const LIMIT: usize = 64;
 
+/// Largest number of releases at once for the volumes of one namespace, whose pods can let them hang.
+const SHARE: usize = 16;
+
 /// Time from the start of a release after which no caller waits for it. A release of idle files takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The volumes that have a release at this moment, each with its start, and notifications of ends.
+/// The releases of all sources, and notifications of ends.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Releases(Arc<(Mutex<BTreeMap<VolumeId, Instant>>, Condvar)>);
+pub(crate) struct Releases(Arc<(Mutex<Table>, Condvar)>);
 
-/// The only release of a volume. Ends on drop.
+#[derive(Debug, Default)]
+struct Table {
+    /// By source.
+    running: BTreeMap<VolumeId, Running>,
+    /// Results that no call has returned yet, by copy.
+    ended: BTreeMap<VolumeId, Result<(), FsError>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    start: Instant,
+    /// Namespace of the source.
+    namespace: String,
+    /// The copy that needs the release. `None`: the copy has ended meanwhile.
+    copy: Option<VolumeId>,
+}
+
+/// The only release of a source. Ends on drop.
 struct Place {
     releases: Releases,
-    volume: VolumeId,
+    source: VolumeId,
+    /// `None` if the release did not start, or panicked.
+    ended: Option<Result<(), FsError>>,
+}
+
+impl Table {
+    fn is_full(&self, namespace: &str) -> bool {
+        let share = self.running.values().filter(|running| running.namespace == namespace).count();
+        self.running.len() >= LIMIT || share >= SHARE
+    }
 }
 
 impl Releases {
-    /// Runs the release of a volume, after an earlier one that is younger than a second. Returns false if it has not
-    /// ended in time, or could not begin: the earlier one, or too many of other volumes, have not ended.
+    /// Runs the release of a source of this namespace for a copy that shares no block with it any more, after an
+    /// earlier release that is younger than a second. Returns at once if the last release for this copy ended after its
+    /// call: it began when the copy already shared none. Returns false if the release has not ended in time, or could
+    /// not begin: the earlier one, or too many of other volumes, have not ended.
     pub(crate) fn run(
         &self,
-        volume: &VolumeId,
+        source: &VolumeId,
+        copy: &VolumeId,
+        namespace: &str,
         release: impl FnOnce() -> Result<(), FsError> + Send + 'static,
     ) -> Result<bool, FsError> {
-        self.run_for(PATIENCE, volume, release)
+        self.run_for(PATIENCE, source, copy, namespace, release)
     }
 
     fn run_for(
         &self,
         patience: Duration,
-        volume: &VolumeId,
+        source: &VolumeId,
+        copy: &VolumeId,
+        namespace: &str,
         release: impl FnOnce() -> Result<(), FsError> + Send + 'static,
     ) -> Result<bool, FsError> {
-        let Some(place) = self.take(patience, volume) else { return Ok(false) };
-        let (sender, ended) = mpsc::channel();
+        let mut table = self.wait(patience, source, copy);
+        if let Some(ended) = table.ended.remove(copy) {
+            return ended.map(|()| true);
+        }
+        if table.running.contains_key(source) || table.is_full(namespace) {
+            return Ok(false);
+        }
+        let running = Running { start: Instant::now(), namespace: namespace.to_owned(), copy: Some(copy.clone()) };
+        table.running.insert(source.clone(), running);
+        drop(table);
+        let place = Place { releases: self.clone(), source: source.clone(), ended: None };
         let started = thread::Builder::new().name("free-blocks".into()).spawn(move || {
-            let released = release();
-            let volume = place.volume.clone();
-            drop(place);
-            // The caller has given up.
-            if let Err(SendError(Err(error))) = sender.send(released) {
-                warn!(%volume, error = &error as &dyn Error, "cannot free unused blocks of the volume");
-            }
+            let mut place = place;
+            place.ended = Some(release());
         });
         if let Err(error) = started {
-            warn!(%volume, error = &error as &dyn Error, "cannot start a thread that frees unused blocks");
+            warn!(volume = %source, error = &error as &dyn Error, "cannot start a thread that frees unused blocks");
         }
-        // A thread that was not started, or panicked, has closed the channel.
-        ended.recv_timeout(patience).map_or(Ok(false), |released| released.map(|()| true))
+        let ended = self.wait(patience, source, copy).ended.remove(copy);
+        ended.map_or(Ok(false), |ended| ended.map(|()| true))
     }
 
-    fn take(&self, patience: Duration, volume: &VolumeId) -> Option<Place> {
-        let mut running = self.running();
-        if let Some(start) = running.get(volume).copied() {
-            let left = patience.saturating_sub(start.elapsed());
-            let is_running = |running: &mut BTreeMap<VolumeId, Instant>| running.contains_key(volume);
-            running = self.0.1.wait_timeout_while(running, left, is_running).unwrap_or_else(PoisonError::into_inner).0;
+    /// Forgets the releases of a copy that has ended. A later copy may have the same ID.
+    pub(crate) fn forget(&self, copy: &VolumeId) {
+        let mut table = self.table();
+        table.ended.remove(copy);
+        for running in table.running.values_mut().filter(|running| running.copy.as_ref() == Some(copy)) {
+            running.copy = None;
         }
-        if running.contains_key(volume) || running.len() >= LIMIT {
-            return None;
-        }
-        running.insert(volume.clone(), Instant::now());
-        Some(Place { releases: self.clone(), volume: volume.clone() })
     }
 
-    fn running(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Instant>> {
-        // No code panics while it holds the map.
+    /// Waits for a result for this copy, until the present release of the source has ended or is this old.
+    fn wait(&self, patience: Duration, source: &VolumeId, copy: &VolumeId) -> MutexGuard<'_, Table> {
+        let table = self.table();
+        let Some(start) = table.running.get(source).map(|running| running.start) else { return table };
+        let left = patience.saturating_sub(start.elapsed());
+        let waits = |table: &mut Table| {
+            let is_same = table.running.get(source).is_some_and(|running| running.start == start);
+            is_same && !table.ended.contains_key(copy)
+        };
+        self.0.1.wait_timeout_while(table, left, waits).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No code panics while it holds the table.
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.releases.running().remove(&self.volume);
+        let mut table = self.releases.table();
+        let copy = table.running.remove(&self.source).and_then(|running| running.copy);
+        if let (Some(copy), Some(ended)) = (copy, self.ended) {
+            table.ended.insert(copy, ended);
+        }
+        drop(table);
         self.releases.0.1.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::Receiver;
+    use std::sync::mpsc::{self, Receiver};
 
     use super::*;
 
@@ -104,6 +155,20 @@ mod tests {
 
     fn id(number: usize) -> VolumeId {
         format!("pvc-{number}").parse().unwrap()
+    }
+
+    fn copy(number: usize) -> VolumeId {
+        format!("snapshot-{number}").parse().unwrap()
+    }
+
+    /// Runs the release of the source with this number, for the copy with this number.
+    fn run(
+        releases: &Releases,
+        patience: Duration,
+        number: usize,
+        release: impl FnOnce() -> Result<(), FsError> + Send + 'static,
+    ) -> Result<bool, FsError> {
+        releases.run_for(patience, &id(number), &copy(number), &format!("team-{}", number / SHARE), release)
     }
 
     /// A release that ends when the sender is dropped.
@@ -115,7 +180,7 @@ mod tests {
     }
 
     fn wait_for_all(releases: &Releases) {
-        while !releases.running().is_empty() {
+        while !releases.table().running.is_empty() {
             thread::yield_now();
         }
     }
@@ -125,23 +190,60 @@ mod tests {
     fn a_release_that_hangs_delays_no_other_volume_and_is_not_repeated() {
         let releases = Releases::default();
         let (hanging, closed) = mpsc::channel();
-        assert_eq!(releases.run_for(Duration::ZERO, &id(1), until_closed(closed)), Ok(false));
-        assert_eq!(releases.run_for(Duration::ZERO, &id(1), || panic!("a second thread")), Ok(false));
-        assert_eq!(releases.run_for(LONG, &id(2), || Ok(())), Ok(true));
+        assert_eq!(run(&releases, Duration::ZERO, 1, until_closed(closed)), Ok(false));
+        assert_eq!(run(&releases, Duration::ZERO, 1, || panic!("a second thread")), Ok(false));
+        assert_eq!(run(&releases, LONG, 2, || Ok(())), Ok(true));
         drop(hanging);
         wait_for_all(&releases);
-        assert_eq!(releases.run_for(LONG, &id(1), || Ok(())), Ok(true), "the former one has ended");
+    }
+
+    /// Regression: on a disk where each release took more than a second, the copy of an image never ended.
+    #[test]
+    fn the_next_call_for_the_copy_returns_a_result_that_came_late() {
+        for result in [Ok(()), Err(FsError::NotXfs)] {
+            let releases = Releases::default();
+            let (hanging, closed) = mpsc::channel::<()>();
+            let late = move || {
+                let _ = closed.recv();
+                result
+            };
+            assert_eq!(run(&releases, Duration::ZERO, 1, late), Ok(false));
+            drop(hanging);
+            wait_for_all(&releases);
+            let other = releases.run_for(LONG, &id(1), &copy(2), "team-0", || Err(FsError::EnforcementOff));
+            assert_eq!(other, Err(FsError::EnforcementOff), "the result is of another copy");
+            assert_eq!(run(&releases, LONG, 1, || panic!("a second thread")), result.map(|()| true));
+            assert_eq!(run(&releases, LONG, 1, || Err(FsError::AccountingOff)), Err(FsError::AccountingOff), "once");
+            assert!(releases.table().ended.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_copy_that_has_ended_leaves_no_result_for_a_later_one_with_its_id() {
+        for ends_first in [true, false] {
+            let releases = Releases::default();
+            let (hanging, closed) = mpsc::channel();
+            assert_eq!(run(&releases, Duration::ZERO, 1, until_closed(closed)), Ok(false));
+            if ends_first {
+                releases.forget(&copy(1));
+            }
+            drop(hanging);
+            wait_for_all(&releases);
+            releases.forget(&copy(1));
+            assert!(releases.table().ended.is_empty());
+            assert_eq!(run(&releases, LONG, 1, || Err(FsError::NotXfs)), Err(FsError::NotXfs));
+        }
     }
 
     #[test]
     fn two_releases_of_a_volume_follow_each_other() {
         let releases = Releases::default();
         let (hanging, closed) = mpsc::channel();
-        assert_eq!(releases.run_for(Duration::ZERO, &id(1), until_closed(closed)), Ok(false));
+        assert_eq!(run(&releases, Duration::ZERO, 1, until_closed(closed)), Ok(false));
         thread::scope(|scope| {
-            let second = scope.spawn(|| releases.run_for(LONG, &id(1), || Ok(())));
+            let second = scope.spawn(|| releases.run_for(LONG, &id(1), &copy(2), "team-0", || Err(FsError::NotXfs)));
             drop(hanging);
-            assert_eq!(second.join().unwrap(), Ok(true));
+            assert_eq!(second.join().unwrap(), Err(FsError::NotXfs));
         });
     }
 
@@ -152,21 +254,37 @@ mod tests {
         for number in 0..LIMIT {
             let (sender, closed) = mpsc::channel();
             hanging.push(sender);
-            assert_eq!(releases.run_for(Duration::ZERO, &id(number), until_closed(closed)), Ok(false));
+            assert_eq!(run(&releases, Duration::ZERO, number, until_closed(closed)), Ok(false));
         }
-        assert_eq!(releases.run_for(LONG, &id(LIMIT), || panic!("too many threads")), Ok(false));
+        assert_eq!(run(&releases, LONG, LIMIT, || panic!("too many threads")), Ok(false));
         drop(hanging);
         wait_for_all(&releases);
-        assert_eq!(releases.run_for(LONG, &id(LIMIT), || Ok(())), Ok(true));
+        assert_eq!(run(&releases, LONG, LIMIT, || Ok(())), Ok(true));
+    }
+
+    #[test]
+    fn one_namespace_has_only_a_share_of_the_releases() {
+        let releases = Releases::default();
+        let mut hanging = Vec::new();
+        let mut of = |number, namespace| {
+            let (sender, closed) = mpsc::channel();
+            hanging.push(sender);
+            releases.run_for(Duration::ZERO, &id(number), &copy(number), namespace, until_closed(closed))
+        };
+        (0..SHARE).for_each(|number| assert_eq!(of(number, "hostile"), Ok(false)));
+        assert_eq!(releases.run_for(LONG, &id(SHARE), &copy(SHARE), "hostile", || panic!("too many")), Ok(false));
+        assert_eq!(releases.run_for(LONG, &id(SHARE), &copy(SHARE), "other", || Ok(())), Ok(true));
+        drop(hanging);
+        wait_for_all(&releases);
     }
 
     #[test]
     fn an_error_and_a_panic_end_the_release() {
         let releases = Releases::default();
         for _ in 0..2 {
-            assert_eq!(releases.run_for(LONG, &id(1), || Err(FsError::NotXfs)), Err(FsError::NotXfs));
+            assert_eq!(run(&releases, LONG, 1, || Err(FsError::NotXfs)), Err(FsError::NotXfs));
         }
-        assert_eq!(releases.run_for(LONG, &id(1), || panic!("on purpose")), Ok(false));
+        assert_eq!(run(&releases, LONG, 1, || panic!("on purpose")), Ok(false));
         wait_for_all(&releases);
     }
 }
