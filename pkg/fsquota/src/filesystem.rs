@@ -10,7 +10,7 @@ use crate::directory::open_directory;
 use crate::error::FsError;
 use crate::limits::{CheckedLimits, Quota, Usage, unlimited};
 use crate::project::ProjectId;
-use crate::sys::{self, DiskQuota, ProjectQuota};
+use crate::sys::{self, DiskQuota, Files, ProjectQuota};
 
 /// An XFS with accounting and enforcement of project quotas; checked when the value is created.
 #[derive(Clone, Copy, Debug)]
@@ -77,27 +77,34 @@ impl<'fd> FileSystem<'fd> {
     }
 
     /// The usage of a project if it is more than `expected` inodes. Deleted files that no process has open are not
-    /// counted.
+    /// counted. Blocks do not matter: a project without inodes has none.
     pub(crate) fn used_beyond(self, id: ProjectId, expected: Inodes) -> Result<Option<Usage>, FsError> {
         let beyond = |quota: Quota| Some(quota.used).filter(|used| used.inodes > expected);
         if beyond(self.quota(id)?).is_none() {
             return Ok(None);
         }
-        Ok(beyond(self.settled(id)?))
+        Ok(beyond(self.without_deleted(id)?))
     }
 
     /// Like [`FileSystem::quota`], after XFS freed the deleted files that no process has open, and unused blocks.
     pub(crate) fn settled(self, id: ProjectId) -> Result<Quota, FsError> {
-        self.free_deferred(id)?;
+        self.free_deferred(id, Files::All)?;
+        self.quota(id)
+    }
+
+    /// Like [`FileSystem::quota`], after XFS freed the deleted files that no process has open. Files in use keep unused
+    /// blocks, so that no process delays the call.
+    pub(crate) fn without_deleted(self, id: ProjectId) -> Result<Quota, FsError> {
+        self.free_deferred(id, Files::Idle)?;
         self.quota(id)
     }
 
     /// Waits until XFS counts neither deleted files of the project that no process has open nor blocks that it has
-    /// allocated in advance; it frees them in the background.
-    fn free_deferred(self, id: ProjectId) -> Result<(), FsError> {
-        let freed = match sys::free_deferred(self.0, id.get()) {
+    /// allocated in advance for these files; it frees them in the background.
+    fn free_deferred(self, id: ProjectId, files: Files) -> Result<(), FsError> {
+        let freed = match sys::free_deferred(self.0, id.get(), files) {
             // An `O_PATH` descriptor works for `quotactl_fd`, but not for an ioctl.
-            Err(Errno::EBADF) => sys::free_deferred(open_directory(self.0)?.as_fd(), id.get()),
+            Err(Errno::EBADF) => sys::free_deferred(open_directory(self.0)?.as_fd(), id.get(), files),
             freed => freed,
         };
         freed.map_err(FsError::system("XFS_IOC_FREE_EOFBLOCKS"))

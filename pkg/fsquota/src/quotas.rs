@@ -56,6 +56,18 @@ impl Quotas {
         self.fs().settled(id)
     }
 
+    /// Like [`Quotas::quota`], without deleted files that no process has open. The usage may include blocks that XFS
+    /// has allocated in advance: unlike [`Quotas::settled`], the call skips files that a process reads or writes, and
+    /// no process can delay it by that.
+    ///
+    /// # Errors
+    /// [`FsError`]. `EROFS`: the file system is mounted read-only.
+    ///
+    /// `XFS_IOC_FREE_EOFBLOCKS`, Linux 5.15.
+    pub fn without_deleted(&self, id: ProjectId) -> Result<Quota, FsError> {
+        self.fs().without_deleted(id)
+    }
+
     /// Like [`project`](crate::project), for a file or directory of this file system and with one system call.
     ///
     /// `inode` must be open for reading; `O_PATH` is not sufficient.

@@ -282,9 +282,21 @@ impl<const RECORDS: usize> BulkRequest<RECORDS> {
 
 /// `XFS_EOFBLOCKS_VERSION`.
 const FREE_BLOCKS_VERSION: u32 = 1;
-/// `XFS_EOF_FLAGS_SYNC | XFS_EOF_FLAGS_PRID`. Without `SYNC`, XFS skips files with dirty pages, files that a process
-/// reads or writes at this moment and, since Linux 6.12, shared blocks of files that are open for writing.
-const OF_PROJECT_NOW: u32 = 1 << 0 | 1 << 3;
+/// `XFS_EOF_FLAGS_PRID`.
+const OF_PROJECT: u32 = 1 << 3;
+/// `XFS_EOF_FLAGS_SYNC`. Without it, XFS skips files with dirty pages, files that a process reads or writes at this
+/// moment and, since Linux 6.12, shared blocks of files that are open for writing.
+const SYNC: u32 = 1 << 0;
+
+/// Files whose preallocated blocks [`free_deferred`] frees.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Files {
+    /// Retries files that a process reads or writes at this moment, without a limit: a process that always reads such a
+    /// file delays the call for as long.
+    All,
+    /// Skips files in use. Waits for no process.
+    Idle,
+}
 
 /// Reads the attributes of an open inode (`FS_IOC_FSGETXATTR`, Linux 4.5).
 pub(crate) fn fsxattr(inode: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
@@ -325,11 +337,13 @@ pub(crate) fn group_geometry(fs: BorrowedFd<'_>, number: u32) -> Result<GroupGeo
 
 /// Frees preallocated blocks of a project, behind the ends of its files and for writes to shared blocks, and then
 /// deleted inodes of the whole file system (`XFS_IOC_FREE_EOFBLOCKS`, Linux 3.8; shared blocks since 4.10, inodes since
-/// 5.15). Retries files that a process reads or writes at this moment, without a limit: a process that always reads
-/// such a file delays the call for as long.
-pub(crate) fn free_deferred(fs: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
-    let mut what =
-        FreeBlocks { version: FREE_BLOCKS_VERSION, flags: OF_PROJECT_NOW, prid: project, ..FreeBlocks::default() };
+/// 5.15).
+pub(crate) fn free_deferred(fs: BorrowedFd<'_>, project: u32, files: Files) -> Result<(), Errno> {
+    let flags = match files {
+        Files::All => OF_PROJECT | SYNC,
+        Files::Idle => OF_PROJECT,
+    };
+    let mut what = FreeBlocks { version: FREE_BLOCKS_VERSION, flags, prid: project, ..FreeBlocks::default() };
     // SAFETY: `fs` is open during the call. The kernel reads one `struct xfs_fs_eofblocks` (size
     // asserted above) through the pointer and does not keep the pointer.
     unsafe { ioctl::xfs_ioc_free_eofblocks(fs.as_raw_fd(), &raw mut what) }?;

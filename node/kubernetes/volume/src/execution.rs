@@ -334,7 +334,8 @@ impl<'a> Execution<'a> {
         match trash.remove_all_within(self.id.name(), self.store.settings.removed_at_once)? {
             Progress::Done => Ok(()),
             Progress::Unfinished => {
-                let left = quotas.settled(*project).map_err(ActError::Quota)?.used.inodes;
+                // A process that outlived its pod may use a file of the volume, and must not delay this call.
+                let left = quotas.without_deleted(*project).map_err(ActError::Quota)?.used.inodes;
                 Err(ActError::Unfinished { freed: before.saturating_sub(left), left })
             }
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ktest_support::eventually_is;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::poll::{PollFd, PollFlags, poll};
-use volume::{Copying, Settings, State, Volumes as _};
+use volume::{ActError, Copying, Error, Settings, State, Volumes as _};
 
 use crate::node::{Node, SIZE, files, id, settings, without_pods};
 use crate::snapshots::snapshot_of;
@@ -65,4 +65,32 @@ fn a_tenant_that_holds_a_file_delays_only_the_copy_of_its_own_snapshot() {
     fs::remove_file(top.join("more")).unwrap();
     eventually_is(&None, || copied("held"));
     assert_eq!(node.limits(from.project).bytes, Some(SIZE));
+}
+
+/// Regression: the removal of a volume retried the file, and four such removals delayed all others on the node.
+#[test]
+fn the_removal_of_a_volume_does_not_wait_for_a_process_that_holds_a_deleted_file() {
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
+    let path = node.path("live", &id).join("held");
+    let mut held = File::create(&path).unwrap();
+    (0..2).for_each(|_| held.write_all(&[1; 1 << 20]).unwrap());
+    // `unlink` waits for the lock of the file, too.
+    fs::remove_file(path).unwrap();
+
+    let (faults, page) = sys::missing_page();
+    let (sender, ended) = mpsc::channel();
+    let removal = thread::scope(|scope| {
+        let writer = scope.spawn(|| held.write_all_at(page, 0).unwrap());
+        let mut read = [PollFd::new(faults.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut read, 60_000_u16), Ok(1), "the write has the lock of the file");
+        scope.spawn(|| sender.send(node.store.retire(&id).and_then(|_| node.store.discard(&id))).unwrap());
+        let removal = ended.recv_timeout(Duration::from_secs(60));
+        drop(faults);
+        writer.join().unwrap();
+        removal
+    });
+    assert!(matches!(removal, Ok(Err(Error::Act { source: ActError::Clear(_), .. }))), "{removal:?}");
+    drop(held);
+    node.store.discard(&id).unwrap();
+    assert_eq!(node.traces(&id), [""; 0]);
 }
