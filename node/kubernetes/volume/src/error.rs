@@ -298,7 +298,10 @@ impl Error {
             Self::Closed { .. } => "closed",
             Self::Look { .. } => "look",
             Self::Act { source: ActError::InUse { .. }, .. } | Self::Published { .. } => "in_use",
-            Self::Act { source: ActError::Locked { .. }, .. } | Self::Unfinished { .. } => "unfinished",
+            // The tenant of the source causes them: they are not faults of the disk, of which an alert counts `act`.
+            Self::Act { source: ActError::Busy { .. } | ActError::Locked { .. }, .. } | Self::Unfinished { .. } => {
+                "unfinished"
+            }
             Self::Act { .. } => "act",
             Self::Announced { .. } => "announced",
             Self::Removed { .. } => "removed",
@@ -395,4 +398,19 @@ pub(crate) fn refused(id: &VolumeId) -> impl FnOnce(VolumeRefusal) -> Error {
 /// Error of a step of a clone, or of the copy of its blocks.
 pub(crate) fn clone_failed(step: &'static str) -> impl Fn(Errno) -> ActError {
     move |errno| ActError::Clone { step, errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a tenant that wrote to the source of a snapshot could cause the alert about a failing disk.
+    #[test]
+    fn a_removal_that_waits_for_the_source_is_not_a_fault_of_the_disk() {
+        let id = || "pvc-1".parse::<VolumeId>().unwrap();
+        let failed = |source| Error::Act { id: id(), step: Step::RemoveRecord, source };
+        assert_eq!(failed(ActError::Busy { volume: id() }).kind(), "unfinished");
+        assert_eq!(failed(ActError::Locked { volume: id() }).kind(), "unfinished");
+        assert_eq!(failed(ActError::Record(Errno::EIO)).kind(), "act");
+    }
 }
