@@ -29,6 +29,10 @@ use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, VolumeLocks, c
 const UNLINKED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// How long a removal waits for other operations on the source. It has a place in the queue meanwhile: without one, it
+/// would find no gap between clones that follow each other.
+const LOCKED: Duration = Duration::from_secs(1);
+
 /// Mode of the root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. The directories
 /// above are private, so no other process on the node reaches it.
 const VOLUME_ROOT: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG).union(Mode::S_IRWXO);
@@ -44,7 +48,7 @@ pub(crate) struct Execution<'a> {
     pub(crate) cloning: Option<Cloning>,
     /// Longest pause of the pods of a source of files.
     pub(crate) max_pause: Duration,
-    /// Whether the removal of the record waits for other operations on the source.
+    /// Whether the removal of the record waits for other operations on the source without a limit.
     pub(crate) waits_for_source: bool,
     /// Staged directory, opened once for the steps that fill it.
     staged: Option<Dir>,
@@ -180,7 +184,7 @@ impl<'a> Execution<'a> {
                         Anchor::new(&self.store.anchors, id).clear()?;
                         let waits = self.waits_for_source;
                         let lock = |locks: &VolumeLocks, source: &VolumeId| {
-                            if waits { Some(locks.blocking_lock(source)) } else { locks.try_lock(source) }
+                            if waits { Some(locks.blocking_lock(source)) } else { locks.lock_within(source, LOCKED) }
                         };
                         Some(self.store.release_headroom(id, cloning, lock)?)
                     }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -26,14 +27,15 @@ pub struct VolumeGuard {
 #[derive(Debug)]
 enum Waiter {
     Task(oneshot::Sender<VolumeGuard>),
-    Thread(SyncSender<VolumeGuard>),
+    /// With the end of its wait, if it has one.
+    Thread(SyncSender<VolumeGuard>, Option<Instant>),
 }
 
 impl Waiter {
     fn is_cancelled(&self) -> bool {
         match self {
             Self::Task(task) => task.is_closed(),
-            Self::Thread(_) => false, // a thread waits until it has the guard
+            Self::Thread(_, end) => end.is_some_and(|end| end <= Instant::now()),
         }
     }
 
@@ -42,7 +44,7 @@ impl Waiter {
     fn wake(self, guard: VolumeGuard) {
         match self {
             Self::Task(task) => drop(task.send(guard)),
-            Self::Thread(thread) => drop(thread.send(guard)),
+            Self::Thread(thread, _) => drop(thread.send(guard)),
         }
     }
 }
@@ -58,8 +60,15 @@ impl VolumeLocks {
     /// As [`VolumeLocks::lock`], but blocks the thread.
     pub fn blocking_lock(&self, volume: &VolumeId) -> VolumeGuard {
         let (sender, guard) = sync_channel(1);
-        self.enqueue(volume, Waiter::Thread(sender));
+        self.enqueue(volume, Waiter::Thread(sender, None));
         guard.recv().expect("only `wake` consumes a waiter")
+    }
+
+    /// As [`VolumeLocks::blocking_lock`], but `None` if earlier operations on the volume have not ended in this time.
+    pub fn lock_within(&self, volume: &VolumeId, time: Duration) -> Option<VolumeGuard> {
+        let (sender, guard) = sync_channel(1);
+        self.enqueue(volume, Waiter::Thread(sender, Some(Instant::now() + time)));
+        guard.recv_timeout(time).ok()
     }
 
     /// `None` while another operation has the volume.
@@ -194,6 +203,30 @@ mod tests {
             drop(first);
         });
         assert_eq!(events.try_iter().collect::<Vec<_>>(), ["first", "second"]);
+    }
+
+    /// Regression: a removal that did not queue starved while clones of its source followed each other.
+    #[test]
+    fn a_thread_with_a_limit_waits_in_the_queue_and_leaves_nothing_behind() {
+        let (locks, volume) = (VolumeLocks::default(), id("pvc-1"));
+        let first = lock(&locks, &volume);
+        for _ in 0..9 {
+            assert!(locks.lock_within(&volume, Duration::ZERO).is_none());
+        }
+        assert_eq!(locks.table()[&volume].len(), 1, "the last one");
+        let mut third = thread::scope(|scope| {
+            let second = scope.spawn(|| locks.lock_within(&volume, Duration::from_secs(60)).is_some());
+            while locks.table()[&volume].iter().all(Waiter::is_cancelled) {
+                thread::yield_now();
+            }
+            let mut third = Box::pin(locks.lock(&volume));
+            assert!(poll(third.as_mut()).is_pending());
+            drop(first);
+            assert!(second.join().unwrap());
+            third
+        });
+        assert!(poll(third.as_mut()).is_ready());
+        assert_eq!(locks.table().len(), 0);
     }
 
     #[test]

@@ -60,8 +60,8 @@ pub struct Store {
     ///
     /// A thin snapshot can outlive its source, and a client of CSI can use the name of the source again for a volume
     /// that is created from this snapshot: each is then the source of the other. Therefore [`Store::discard`], with the
-    /// lock of the snapshot, does not wait for that of its source. The creation waits for the snapshot, and then finds
-    /// that it does not exist. An undo waits for the source, because no call clones an unfinished copy.
+    /// lock of the snapshot, waits for that of its source for at most a second. The creation waits for the snapshot,
+    /// and then finds that it does not exist. An undo waits for the source, because no call clones an unfinished copy.
     pub(crate) locks: VolumeLocks,
     pub(crate) leases: Leases,
     pub(crate) copies: BackgroundCopies,
