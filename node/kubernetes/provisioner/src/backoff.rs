@@ -60,20 +60,25 @@ impl Attempts {
     }
 
     pub(crate) fn failed(&self, uid: &str) -> Retry {
-        self.record(uid, false)
+        self.failed_for(uid, MOST)
+    }
+
+    /// As [`Attempts::failed`], with pauses of `most` at the longest.
+    pub(crate) fn failed_for(&self, uid: &str, most: Duration) -> Retry {
+        self.record(uid, most, false)
     }
 
     /// As [`Attempts::failed`], for a failure whose back-off [`Attempts::wake`] ends.
     pub(crate) fn failed_until_woken(&self, uid: &str) -> Retry {
-        self.record(uid, true)
+        self.record(uid, MOST, true)
     }
 
-    fn record(&self, uid: &str, is_until_woken: bool) -> Retry {
+    fn record(&self, uid: &str, most: Duration, is_until_woken: bool) -> Retry {
         self.forget();
         let now = Instant::now();
         let mut failures = self.failures();
         let count = failures.get(uid).map_or(0, |failed| failed.count).saturating_add(1);
-        let retry = Retry { attempt: count, after: delay(count, random()) };
+        let retry = Retry { attempt: count, after: delay(count, random()).min(most) };
         let failed = Failures { count, not_before: now + retry.after, ended_not_before: now + FIRST, is_until_woken };
         failures.insert(uid.to_owned(), failed);
         self.metrics.failing(failures.len());

@@ -16,7 +16,7 @@ use units::Bytes;
 use volume::{Copying, Drifted, Record, SourcePauses, VolumeGuard, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
-use crate::backoff::Attempts;
+use crate::backoff::{Attempts, Retry};
 use crate::claim::created::CreatedPvs;
 use crate::claim::ended::EndedClaims;
 use crate::claim::plan;
@@ -32,6 +32,9 @@ use crate::snapshot::object::Content;
 
 /// Retry interval while another pass has the volume.
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
+
+/// Longest pause of a removal while a client of CSI has the source. A clone of many files has it for up to 10 minutes.
+const LOCKED: Duration = Duration::from_mins(1);
 
 /// Pause between two passes over a clone or a snapshot, in which other claims get their turn.
 pub(crate) const NEXT_PASS: Duration = Duration::from_millis(10);
@@ -154,6 +157,8 @@ pub(crate) struct Provisioner {
     pub(crate) ended: EndedClaims,
     pub(crate) events: Events,
     pub(crate) attempts: Attempts,
+    /// Removals of snapshots that found their sources locked in the store, which are not failures.
+    locked: Attempts,
     /// One pass at a time per volume.
     pub(crate) locks: VolumeLocks,
     pub(crate) places: Places,
@@ -181,6 +186,7 @@ impl Provisioner {
             created: CreatedPvs::default(),
             ended: EndedClaims::default(),
             attempts: Attempts::new(metrics.clone()),
+            locked: Attempts::default(),
             locks: VolumeLocks::default(),
             places: Places::default(),
             copies: Copies::default(),
@@ -245,12 +251,30 @@ impl Provisioner {
     ///
     /// Returns `None` also while another pass has a source whose blocks a snapshot shares: the store would reject the
     /// end of the removal. The pass does not keep the lock of the source, so that a long removal delays no clone.
+    ///
+    /// Clients of CSI do not have the locks of the provisioner. If the store has rejected the removal, a back-off has
+    /// to end before the next place.
     pub(crate) fn removal_place<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> Option<SemaphorePermit<'_>> {
         let is_free = |id: &VolumeId| match self.store.record(id) {
+            _ if self.locked.wait(id.as_str()).is_some() => false,
             Ok(Some(Record { cloning: Some(cloning), .. })) => self.locks.try_lock(&cloning.source).is_some(),
             Ok(_) | Err(_) => true,
         };
         if ids.into_iter().all(is_free) { self.places.removals.try_acquire().ok() } else { None }
+    }
+
+    /// Records that another operation has the source of a snapshot in the store, and schedules the next removal.
+    pub(crate) fn removal_locked(&self, id: &VolumeId) -> Retry {
+        self.locked.failed_for(id.as_str(), LOCKED)
+    }
+
+    pub(crate) fn removal_ended(&self, id: &VolumeId) {
+        self.locked.succeeded(id.as_str());
+    }
+
+    /// Whether the snapshot exists, and no earlier pass of this process has begun to remove it.
+    pub(crate) fn is_new_removal(&self, id: &VolumeId) -> bool {
+        !self.locked.is_failing(id.as_str()) && !matches!(self.store.record(id), Ok(None))
     }
 
     /// Claims in the namespace of this claim.

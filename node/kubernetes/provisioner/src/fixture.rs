@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use envtest::FakeVolumes;
 use fsquota::ProjectId;
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -55,6 +56,18 @@ pub(crate) fn client(answer: impl Fn(&Request<Body>) -> Option<Answer> + Send + 
         }
     });
     Client::new(service, "default")
+}
+
+/// Client of a fake API server that has no objects and accepts all changes, and the number of its lists.
+pub(crate) fn empty() -> (Client, Arc<AtomicU32>) {
+    let lists = Arc::<AtomicU32>::default();
+    let counter = Arc::clone(&lists);
+    let answer = move |request: &Request<Body>| {
+        let is_list = *request.method() == Method::GET;
+        counter.fetch_add(u32::from(is_list), Ordering::Relaxed);
+        Some(if is_list { page(&[], request) } else { (200, "{}".to_owned()) })
+    };
+    (client(answer), lists)
 }
 
 /// Answer of an API server that does not have the kind.

@@ -197,7 +197,10 @@ impl Provisioner {
         let place = take_after(|| self.removal_place(ids), self.prepare_group_removal(content, ids)).await?;
         let Some(place) = place else { return Ok(Outcome::Occupied) };
         for id in ids {
-            info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
+            if self.is_new_removal(id) {
+                let content_uid = content.uid();
+                info!(snapshot = %id, content_uid, "audit: deleting the snapshot of a group with policy Delete");
+            }
             if self.remove_snapshot(id).await?.is_none() {
                 return Ok(Outcome::Occupied);
             }
@@ -257,12 +260,18 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
     use std::time::{Duration, SystemTime};
 
-    use tokio::time::timeout;
-    use volume::{DRIVER_NAME, Mode, Sharing, State};
+    use cluster::snapshot::group::BEING_DELETED;
+    use envtest::FakeVolumes;
+    use tokio::time::{advance, timeout};
+    use units::Bytes;
+    use volume::{Cloning, DRIVER_NAME, Mode, Sharing, State};
 
     use super::*;
+    use crate::Metrics;
+    use crate::context::OCCUPIED;
     use crate::fixture::{self, NODE, id};
 
     fn content() -> Arc<GroupContent> {
@@ -301,5 +310,40 @@ mod tests {
         assert!(timeout(Duration::from_secs(1), &mut pass).await.is_err(), "the status is written without an answer");
         assert!(disk.record(&id("group-taken-pvc-2")).is_some());
         assert!(fixture::has_turns(&provisioner, sources.each_ref()));
+    }
+
+    /// Regression: while a client of CSI cloned one of the volumes, a pass listed all contents each second.
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_pauses_while_another_operation_has_a_source() {
+        let content = json!({
+            "metadata": {
+                "name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}, "finalizers": [PROTECTION],
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": {BEING_DELETED: "yes"},
+            },
+            "spec": {
+                "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandles": ["pvc-1", "pvc-2"]},
+            },
+        });
+        let content: Arc<GroupContent> = Arc::new(serde_json::from_value(content).expect("a content"));
+        let (disk, (client, lists)) = (Arc::new(FakeVolumes::with_size(Bytes::GIB)), fixture::empty());
+        let members = ["group-taken-pvc-1", "group-taken-pvc-2"].map(id);
+        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Permanent };
+        for (member, source) in members.iter().zip(["pvc-1", "pvc-2"]) {
+            let cloning = Some(Cloning::new(id(source), Bytes::GIB));
+            disk.put(member, Record { cloning, ..fixture::record(mode, State::Announced) });
+        }
+        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
+        let pass = async || reconcile_group(Arc::clone(&content), Arc::clone(&provisioner)).await.expect("no error");
+        disk.set_locked(&id("pvc-2"), true);
+        for _ in 0..2 {
+            assert_eq!(pass().await, Outcome::Occupied.action());
+            assert_eq!(lists.load(Ordering::Relaxed), 1);
+            assert!(members.iter().all(|member| !provisioner.is_new_removal(member)), "each is logged once");
+        }
+        assert_eq!(members.each_ref().map(|member| disk.record(member).is_some()), [false, true]);
+        disk.set_locked(&id("pvc-2"), false);
+        advance(OCCUPIED).await;
+        assert_eq!(pass().await, Outcome::Complete.action());
+        assert_eq!(members.each_ref().map(|member| disk.record(member)), [None, None]);
     }
 }

@@ -12,7 +12,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tracing::{Instrument as _, info, info_span, warn};
+use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Record, SnapshotParameters, SnapshotRequest, VolumeId, VolumeRefusal};
 
 use crate::backoff;
@@ -203,7 +203,10 @@ impl Provisioner {
     async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Outcome, Error> {
         let place = take_after(|| self.removal_place([id]), self.prepare_removal(content, id)).await?;
         let Some(place) = place else { return Ok(Outcome::Occupied) };
-        info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
+        if self.is_new_removal(id) {
+            let content_uid = content.uid();
+            info!(snapshot = %id, content_uid, "audit: deleting the snapshot of a content with policy Delete");
+        }
         let removed = self.remove_snapshot(id).await?;
         drop(place);
         match removed {
@@ -216,11 +219,18 @@ impl Provisioner {
     }
 
     /// Removes a snapshot, or the copy of an unfinished rollback. `None` if another operation has its source: the next
-    /// pass continues.
+    /// pass continues after a back-off, until which [`Provisioner::removal_place`] returns no place.
     pub(crate) async fn remove_snapshot(&self, id: &VolumeId) -> Result<Option<Ensured<()>>, Error> {
         match self.on_volume(id, |store, id| store.remove_snapshot(id)).await? {
-            Err(error) if error.is_locked() => Ok(None),
-            removed => removed.map(Some).map_err(Error::Store),
+            Err(error) if error.is_locked() => {
+                let retry = self.removal_locked(id);
+                debug!(snapshot = %id, %error, attempt = retry.attempt, "removal waits");
+                Ok(None)
+            }
+            removed => {
+                self.removal_ended(id);
+                removed.map(Some).map_err(Error::Store)
+            }
         }
     }
 
@@ -312,13 +322,13 @@ mod tests {
 
     use cluster::snapshot::BEING_DELETED;
     use envtest::FakeVolumes;
-    use http::Method;
-    use tokio::time::timeout;
+    use tokio::time::{advance, timeout};
     use units::Bytes;
     use volume::{Cloning, DRIVER_NAME, Mode, Sharing, State};
 
     use super::*;
     use crate::Metrics;
+    use crate::context::OCCUPIED;
     use crate::fixture::{self, NODE, id};
 
     fn deleted_content(uid: &str) -> Arc<Content> {
@@ -393,23 +403,29 @@ mod tests {
         assert!(pass().await.is_err(), "the list of contents has no answer");
     }
 
-    /// Clients of CSI do not have the locks of the provisioner.
-    #[tokio::test]
+    /// Clients of CSI do not have the locks of the provisioner. Regression: while such a client cloned the volume, a
+    /// pass listed all contents and changed the disk each second.
+    #[tokio::test(start_paused = true)]
     async fn a_removal_continues_when_no_other_operation_has_the_source() {
-        let source = id("pvc-1");
+        let (source, (client, lists)) = (id("pvc-1"), fixture::empty());
         let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
         disk.put(&id("snapshot-1"), thin(&source));
-        let client = fixture::client(|request| {
-            let is_list = *request.method() == Method::GET;
-            Some(if is_list { fixture::page(&[], request) } else { (200, "{}".to_owned()) })
-        });
         let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
         let pass = async || reconcile_content(deleted_content("1"), Arc::clone(&provisioner)).await.expect("no error");
         disk.set_locked(&source, true);
-        assert_eq!(pass().await, Outcome::Occupied.action());
+        assert!(provisioner.is_new_removal(&id("snapshot-1")));
+        for _ in 0..300 {
+            assert_eq!(pass().await, Outcome::Occupied.action());
+            assert!(!provisioner.is_new_removal(&id("snapshot-1")), "it is logged once");
+            advance(OCCUPIED).await;
+        }
+        let sent = lists.load(Ordering::Relaxed);
+        assert!((8..=12).contains(&sent), "{sent} lists in 5 minutes");
         assert!(disk.record(&id("snapshot-1")).is_some());
         disk.set_locked(&source, false);
+        advance(Duration::from_mins(1)).await;
         assert_eq!(pass().await, Outcome::Complete.action());
         assert_eq!(disk.record(&id("snapshot-1")), None);
+        assert_eq!(lists.load(Ordering::Relaxed), sent + 1);
     }
 }
