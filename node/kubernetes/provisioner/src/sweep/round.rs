@@ -55,7 +55,7 @@ enum Compared {
     Settled,
     /// A PV has the volume, and the disk does not.
     Lost,
-    /// Another pass has the volume.
+    /// Another pass has the volume, or the source of its copy.
     Occupied,
     /// The comparison failed, and is repeated after its back-off.
     Failed,
@@ -175,6 +175,12 @@ impl Provisioner {
         // Another pass may have announced or undone it. The next sweep reports an unreadable record.
         let record = self.on_volume(id, |store, id| store.record(id)).await?.unwrap_or_default();
         let Some(record) = record.filter(is_staged) else { return Ok(Compared::Settled) };
+        // The undo of a copy would wait in the store while another pass clones the source, for minutes, and all volumes
+        // behind it, too. No request is sent for such a copy, or with the lock of a source.
+        let source = record.cloning.as_ref().map(|cloning| &cloning.source);
+        if self.try_lock_all(source).is_none() {
+            return Ok(Compared::Occupied);
+        }
         if self.is_waiting(&record.claim).await? {
             return Ok(Compared::Settled);
         }
@@ -183,18 +189,23 @@ impl Provisioner {
         let settled = if pv.is_some_and(|pv| object::volume_of(&pv, &self.node).as_ref() == Some(id)) {
             self.on_volume(id, |store, id| store.announce(id)).await?
         } else {
-            self.undo(id, guard).await?
+            let Some(sources) = self.try_lock_all(source) else { return Ok(Compared::Occupied) };
+            self.undo(id, (guard, sources)).await?
         };
         settled.map(|_| Compared::Settled).map_err(Error::Store)
     }
 
-    /// Undoes a staged volume, in as many passes as it has files. The disk call of a pass has the lock, also if the
-    /// future is dropped.
-    async fn undo(&self, id: &VolumeId, mut guard: VolumeGuard) -> Result<Result<Ensured<()>, volume::Error>, Error> {
+    /// Undoes a staged volume, in as many passes as it has files. The disk call of a pass has the locks of the volume
+    /// and of its source, also if the future is dropped.
+    async fn undo(
+        &self,
+        id: &VolumeId,
+        mut guards: (VolumeGuard, Vec<VolumeGuard>),
+    ) -> Result<Result<Ensured<()>, volume::Error>, Error> {
         let mut idle = IdlePasses::default();
         loop {
             let undone;
-            (undone, guard) = self.on_volume(id, move |store, id| (store.undo(id), guard)).await?;
+            (undone, guards) = self.on_volume(id, move |store, id| (store.undo(id), guards)).await?;
             match undone {
                 Err(error) if idle.continues(&error) => {}
                 done => return Ok(done),

@@ -202,6 +202,29 @@ async fn an_error_about_one_volume_delays_no_other() {
     assert!(found.left_out.missing.is_empty());
 }
 
+/// Regression: the undo of a copy waited for a clone of its source, and the volumes of other tenants for the undo.
+#[tokio::test]
+async fn a_copy_whose_source_is_being_cloned_delays_no_other() {
+    let [source, copy, other] = ["pvc-source", "pvc-1", "pvc-2"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    disk.put(&source, record(State::Announced));
+    let cloning = Some(Cloning::new(source.clone(), Bytes::GIB));
+    disk.put(&copy, Record { cloning, ..record(State::Staged) });
+    disk.put(&other, record(State::Staged));
+    let client = api_server(&[], Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let left_out = LeftOut { staged: [copy.clone(), other.clone()].into(), ..LeftOut::default() };
+    let clone = provisioner.clone_turn(true, [&source]).expect("a turn");
+    let Round { found, failed } = provisioner.look_again(Findings { left_out, ..Findings::default() }).await;
+    assert_eq!((disk.record(&copy).is_some(), disk.record(&other)), (true, None));
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(found.left_out.staged, [copy.clone()].into());
+    drop(clone);
+    let Round { found, .. } = provisioner.look_again(found).await;
+    assert!(disk.record(&copy).is_none() && found.left_out.is_empty(), "{found:?}");
+    assert!(provisioner.clone_turn(true, [&source]).is_some(), "the undo has ended");
+}
+
 /// Regression: each look sent the requests again, every 5 to 10 seconds.
 #[tokio::test(start_paused = true)]
 async fn requests_that_fail_have_a_back_off() {
