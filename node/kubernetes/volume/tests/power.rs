@@ -278,8 +278,9 @@ fn cuts_of_metadata(replay: &Replay) -> Vec<Cut> {
 /// Cuts the power while `make` creates `copy` from the source, and after that. The source is overwritten when the copy
 /// is durable: no recovered copy has any of the new content.
 ///
-/// The passes over the image are the same in a clone and a snapshot of a disk. Each has every second cut, from `first`
-/// on. Copies of files have all cuts.
+/// The passes over the image are the same in a clone and a snapshot of a disk. Each has every second cut of its own
+/// recording, from `first` on, so a cut next to the write of a state may be in neither. Copies of files, whose states
+/// are written in the same way, have all cuts.
 fn cut_copy(mode: Mode, copy: &VolumeId, first: usize, make: impl Fn(&Store)) {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");

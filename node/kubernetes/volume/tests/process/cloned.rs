@@ -57,7 +57,8 @@ pub fn is_settled(store: &Store, source: &Request, reserved: Bytes) {
     assert_eq!(store.space().unwrap().reserved, record.reserved().saturating_add(reserved));
 }
 
-/// Steps of one case. Together, the cases have each step of a clone of an image.
+/// Steps of one case: every third one. The cases of thick images have two of three steps, that of a thin image has the
+/// third one: a step that only a thick image has may be in no case.
 const fn from(first: usize) -> Steps {
     Steps { first, stride: 3 }
 }

@@ -18,8 +18,9 @@ use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
 use crate::node::{self, byte_of, id, only_byte, sized, snapshot_request, without_pods};
 use crate::trees::FILES;
 
-/// Steps of one case. All steps of each case take minutes in emulation. Together, these cases have each step of a
-/// rollback of an image.
+/// Steps of one case: every fourth one, because all steps of each case take minutes in emulation. The cases of thick
+/// images have three of four steps, that of a thin image has the fourth one: a step that only a thick image has may be
+/// in no case.
 const fn from(first: usize) -> Steps {
     Steps { first, stride: 4 }
 }
