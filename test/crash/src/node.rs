@@ -122,7 +122,7 @@ impl Node {
             Action::Retire => self.retire(volume),
             Action::Restore => store.restore(&id).map(drop).map_err(called("restore", volume)),
             Action::Discard => store.discard(&id).map(drop).map_err(called("discard", volume)),
-            Action::Undo => store.undo(&id).map(drop).map_err(called("undo", volume)),
+            Action::Undo => unlocked(|| store.undo(&id)).map_err(called("undo", volume)),
             Action::Clone { source, shape, size } | Action::RestoreSnapshot { source, shape, size } => {
                 match store.provision(&id, &clone_request(volume, shape, size, source)) {
                     Ok(_) | Err(volume::Error::Copying { .. }) => Ok(()),
@@ -135,7 +135,7 @@ impl Node {
                 .map_err(called("snapshot", volume)),
             Action::Copy => self.finish(volume),
             Action::RemoveSnapshot => {
-                store.remove_snapshot(&id).map(drop).map_err(called("remove the snapshot", volume))
+                unlocked(|| store.remove_snapshot(&id)).map_err(called("remove the snapshot", volume))
             }
             Action::SnapshotGroup { source, second, second_source } => store
                 .take_group(&group_request([(volume, source), (second, second_source)]))
@@ -362,6 +362,16 @@ pub(crate) fn roll_back(store: &Store, kept: Number, volume: Number, source: Num
         }
     }
     store.end_rollback(&id(kept)).map(drop).map_err(called("end the rollback", volume))
+}
+
+/// Repeats a removal while another operation of the round has the source of the copy.
+fn unlocked<T>(mut remove: impl FnMut() -> Result<T, volume::Error>) -> Result<(), volume::Error> {
+    loop {
+        match remove() {
+            Err(error) if error.is_locked() => {}
+            removed => return removed.map(drop),
+        }
+    }
 }
 
 /// For `map_err`: this call of the store failed.
