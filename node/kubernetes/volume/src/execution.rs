@@ -48,15 +48,13 @@ pub(crate) struct Execution<'a> {
     pub(crate) cloning: Option<Cloning>,
     /// Longest pause of the pods of a source of files.
     pub(crate) max_pause: Duration,
-    /// Whether the removal of the record waits for other operations on the source without a limit.
-    pub(crate) waits_for_source: bool,
     /// Staged directory, opened once for the steps that fill it.
     staged: Option<Dir>,
 }
 
 impl<'a> Execution<'a> {
     pub(crate) fn new(store: &'a Store, id: &'a VolumeId, want: Option<&'a Request>, known: Option<Known>) -> Self {
-        Self { store, id, want, known, cloning: None, max_pause: DEFAULT_PAUSE, waits_for_source: true, staged: None }
+        Self { store, id, want, known, cloning: None, max_pause: DEFAULT_PAUSE, staged: None }
     }
 
     pub(crate) fn run(&mut self, steps: &[Step]) -> Result<(), Error> {
@@ -102,6 +100,7 @@ impl<'a> Execution<'a> {
             }
             Step::CloneImage => {
                 let (store, cloning) = (self.store, self.record()?.cloning.clone().ok_or(ActError::NoRecord)?);
+                store.releases.forget(&cloning.source);
                 store.clone_image(self.staged()?, &cloning)?;
             }
             Step::CloneTree => self.clone_tree()?,
@@ -131,10 +130,10 @@ impl<'a> Execution<'a> {
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
                 // A clone of the source may hold its lock for minutes, and the copies of all snapshots would wait.
                 let _guard = self.store.release_headroom(id, &cloning, VolumeLocks::try_lock)?;
+                self.store.releases.forget(&cloning.source);
                 let ended = self.end_sharing(known);
                 self.store.settle_limit(&cloning.source);
                 ended?;
-                self.store.releases.forget(id);
                 self.store.settle_allocations(&cloning.source, None);
             }
             Step::Publish => {
@@ -182,10 +181,7 @@ impl<'a> Execution<'a> {
                 let _guard = match cloning {
                     Some(cloning) => {
                         Anchor::new(&self.store.anchors, id).clear()?;
-                        let waits = self.waits_for_source;
-                        let lock = |locks: &VolumeLocks, source: &VolumeId| {
-                            if waits { Some(locks.blocking_lock(source)) } else { locks.lock_within(source, LOCKED) }
-                        };
+                        let lock = |locks: &VolumeLocks, source: &VolumeId| locks.lock_within(source, LOCKED);
                         Some(self.store.release_headroom(id, cloning, lock)?)
                     }
                     None => None,
@@ -198,10 +194,10 @@ impl<'a> Execution<'a> {
                 let removed = record.as_ref().map_or(Ok(()), |record| files.remove(record.state, id));
                 if removed.is_ok() {
                     self.store.index().forget(id);
-                    self.store.releases.forget(id);
                     self.known = None;
                 }
                 if let Some(cloning) = cloning {
+                    self.store.releases.forget(&cloning.source);
                     self.store.settle_limit(&cloning.source);
                 }
                 removed?;

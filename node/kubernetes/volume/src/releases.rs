@@ -34,7 +34,13 @@ struct Table {
     /// By source.
     running: BTreeMap<VolumeId, Running>,
     /// Results that no call has returned yet, by copy.
-    ended: BTreeMap<VolumeId, Result<(), FsError>>,
+    ended: BTreeMap<VolumeId, Late>,
+}
+
+#[derive(Debug)]
+struct Late {
+    source: VolumeId,
+    result: Result<(), FsError>,
 }
 
 #[derive(Debug)]
@@ -42,7 +48,7 @@ struct Running {
     start: Instant,
     /// Namespace of the source.
     namespace: String,
-    /// The copy that needs the release. `None`: the copy has ended meanwhile.
+    /// The copy that needs the release. `None`: the source has new blocks in advance, see [`Releases::forget`].
     copy: Option<VolumeId>,
 }
 
@@ -85,8 +91,8 @@ impl Releases {
         release: impl FnOnce() -> Result<(), FsError> + Send + 'static,
     ) -> Result<bool, FsError> {
         let mut table = self.wait(patience, source, copy);
-        if let Some(ended) = table.ended.remove(copy) {
-            return ended.map(|()| true);
+        if let Some(late) = table.ended.remove(copy) {
+            return late.result.map(|()| true);
         }
         if table.running.contains_key(source) || table.is_full(namespace) {
             return Ok(false);
@@ -103,14 +109,16 @@ impl Releases {
             warn!(volume = %source, error = &error as &dyn Error, "cannot start a thread that frees unused blocks");
         }
         let ended = self.wait(patience, source, copy).ended.remove(copy);
-        ended.map_or(Ok(false), |ended| ended.map(|()| true))
+        ended.map_or(Ok(false), |ended| ended.result.map(|()| true))
     }
 
-    /// Forgets the releases of a copy that has ended. A later copy may have the same ID.
-    pub(crate) fn forget(&self, copy: &VolumeId) {
+    /// Makes earlier releases of a source count for no copy. Blocks in advance may be there again when a copy begins to
+    /// share blocks, when one that shared blocks meanwhile ends, and after an exchange of the content. A later copy may
+    /// also have the ID of one that has ended.
+    pub(crate) fn forget(&self, source: &VolumeId) {
         let mut table = self.table();
-        table.ended.remove(copy);
-        for running in table.running.values_mut().filter(|running| running.copy.as_ref() == Some(copy)) {
+        table.ended.retain(|_, late| late.source != *source);
+        if let Some(running) = table.running.get_mut(source) {
             running.copy = None;
         }
     }
@@ -137,8 +145,8 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut table = self.releases.table();
         let copy = table.running.remove(&self.source).and_then(|running| running.copy);
-        if let (Some(copy), Some(ended)) = (copy, self.ended) {
-            table.ended.insert(copy, ended);
+        if let (Some(copy), Some(result)) = (copy, self.ended) {
+            table.ended.insert(copy, Late { source: self.source.clone(), result });
         }
         drop(table);
         self.releases.0.1.notify_all();
@@ -219,17 +227,17 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_has_ended_leaves_no_result_for_a_later_one_with_its_id() {
+    fn no_call_returns_a_result_that_is_forgotten() {
         for ends_first in [true, false] {
             let releases = Releases::default();
             let (hanging, closed) = mpsc::channel();
             assert_eq!(run(&releases, Duration::ZERO, 1, until_closed(closed)), Ok(false));
             if ends_first {
-                releases.forget(&copy(1));
+                releases.forget(&id(1));
             }
             drop(hanging);
             wait_for_all(&releases);
-            releases.forget(&copy(1));
+            releases.forget(&id(1));
             assert!(releases.table().ended.is_empty());
             assert_eq!(run(&releases, LONG, 1, || Err(FsError::NotXfs)), Err(FsError::NotXfs));
         }

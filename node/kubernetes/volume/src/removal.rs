@@ -52,11 +52,7 @@ impl Store {
             // A publish may have been in progress when the volume was retired.
             self.check_unpublished(id, &self.trash)?;
         }
-        let mut execution = Execution::new(self, id, None, known);
-        // The field `locks` of the store has the reason. Also, a clone of the source may take minutes, and other
-        // removals would wait for this one.
-        execution.waits_for_source = false;
-        execution.run(&steps)?;
+        Execution::new(self, id, None, known).run(&steps)?;
         if !steps.is_empty() {
             info!(volume = %id, "volume removed");
         }

@@ -137,6 +137,7 @@ impl Store {
         if former.mode.is_block() {
             Execution::new(self, volume, None, known).run(&[Step::DetachLoops(Where::Live)])?;
         }
+        self.releases.forget(volume);
         let exchange = || self.staging.exchange(id.name(), &self.live, volume.name());
         let exchanged = match exchange() {
             // The owner of the files has protected the directory.

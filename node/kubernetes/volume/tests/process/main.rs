@@ -13,7 +13,7 @@ mod killed;
 mod node;
 mod rollback;
 #[path = "../store/sys.rs"]
-#[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
+#[expect(unsafe_code, reason = "nix has no safe wrapper of these system calls")]
 #[allow(dead_code, reason = "the other functions are for the tests of the store")]
 mod sys;
 mod thin;
