@@ -33,8 +33,9 @@ use crate::snapshot::object::Content;
 /// Retry interval while another pass has the volume.
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
 
-/// Longest pause of a removal while a client of CSI has the source. A clone of many files has it for up to 10 minutes.
-const LOCKED: Duration = Duration::from_mins(1);
+/// Longest pause of a removal while a client of CSI has the source. A clone of many files has it for up to 10 minutes;
+/// between two clones, the removal must find it free.
+const LOCKED: Duration = Duration::from_secs(10);
 
 /// Pause between two passes over a clone or a snapshot, in which other claims get their turn.
 pub(crate) const NEXT_PASS: Duration = Duration::from_millis(10);

@@ -161,6 +161,7 @@ impl Provisioner {
         self.metrics.orphans(Orphan::Directory, strays.directories.len());
         self.metrics.orphans(Orphan::Project, strays.projects.len());
         self.attempts.forget();
+        self.locked.forget();
     }
 
     fn report(

@@ -135,13 +135,19 @@ impl Disk {
             return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::RollingBack(volume.clone()) });
         }
         self.retire(id);
-        if let Some(Record { cloning: Some(Cloning { source, .. }), .. }) = self.records.get(id)
-            && self.locked.contains(source)
-        {
-            let source = ActError::Locked { volume: source.clone() };
-            return Err(Error::Act { id: id.clone(), step: Step::RemoveRecord, source });
-        }
+        self.check_source(id)?;
         self.discard(id)
+    }
+
+    /// An error if another operation has the source of the copy.
+    pub(super) fn check_source(&self, id: &VolumeId) -> Result<(), Error> {
+        match self.records.get(id) {
+            Some(Record { cloning: Some(Cloning { source, .. }), .. }) if self.locked.contains(source) => {
+                let source = ActError::Locked { volume: source.clone() };
+                Err(Error::Act { id: id.clone(), step: Step::RemoveRecord, source })
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn undo_snapshots(&mut self, ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error> {

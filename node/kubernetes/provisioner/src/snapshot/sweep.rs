@@ -66,6 +66,9 @@ impl Provisioner {
             }
         };
         for (id, members) in found.removals(snapshots) {
+            if self.locked.wait(id.as_str()).is_some() {
+                continue;
+            }
             let Some(guards) = self.try_lock_all(&members) else { continue };
             // Since the records were read, a snapshot may be complete, and its content deleted with `Retain`: the store
             // decides by the present records.
@@ -76,7 +79,9 @@ impl Provisioner {
                 }
                 Ok((Ok(Ensured::Unchanged(())), _guards)) => {}
                 // The next sweep continues.
-                Ok((Err(error), _guards)) if error.is_locked() => {}
+                Ok((Err(error), _guards)) if error.is_locked() => {
+                    self.removal_locked(&id);
+                }
                 Ok((Err(error), _guards)) => failed.push((Some(id), Error::Store(error))),
                 Err(error) => failed.push((Some(id), error.into())),
             }

@@ -175,10 +175,9 @@ impl Provisioner {
         // Another pass may have announced or undone it. The next sweep reports an unreadable record.
         let record = self.on_volume(id, |store, id| store.record(id)).await?.unwrap_or_default();
         let Some(record) = record.filter(is_staged) else { return Ok(Compared::Settled) };
-        // The undo of a copy would wait in the store while another pass clones the source, for minutes, and all volumes
-        // behind it, too. No request is sent for such a copy, or with the lock of a source.
-        let source = record.cloning.as_ref().map(|cloning| &cloning.source);
-        if self.try_lock_all(source).is_none() {
+        // The store undoes no copy while another operation has the source, such as a clone, which takes minutes. No
+        // request is sent for such a copy, if a pass has the source.
+        if self.try_lock_all(record.cloning.as_ref().map(|cloning| &cloning.source)).is_none() {
             return Ok(Compared::Occupied);
         }
         if self.is_waiting(&record.claim).await? {
@@ -189,23 +188,21 @@ impl Provisioner {
         let settled = if pv.is_some_and(|pv| object::volume_of(&pv, &self.node).as_ref() == Some(id)) {
             self.on_volume(id, |store, id| store.announce(id)).await?
         } else {
-            let Some(sources) = self.try_lock_all(source) else { return Ok(Compared::Occupied) };
-            self.undo(id, (guard, sources)).await?
+            self.undo(id, guard).await?
         };
+        if settled.as_ref().is_err_and(volume::Error::is_locked) {
+            return Ok(Compared::Occupied);
+        }
         settled.map(|_| Compared::Settled).map_err(Error::Store)
     }
 
-    /// Undoes a staged volume, in as many passes as it has files. The disk call of a pass has the locks of the volume
-    /// and of its source, also if the future is dropped.
-    async fn undo(
-        &self,
-        id: &VolumeId,
-        mut guards: (VolumeGuard, Vec<VolumeGuard>),
-    ) -> Result<Result<Ensured<()>, volume::Error>, Error> {
+    /// Undoes a staged volume, in as many passes as it has files. The disk call of a pass has the lock, also if the
+    /// future is dropped.
+    async fn undo(&self, id: &VolumeId, mut guard: VolumeGuard) -> Result<Result<Ensured<()>, volume::Error>, Error> {
         let mut idle = IdlePasses::default();
         loop {
             let undone;
-            (undone, guards) = self.on_volume(id, move |store, id| (store.undo(id), guards)).await?;
+            (undone, guard) = self.on_volume(id, move |store, id| (store.undo(id), guard)).await?;
             match undone {
                 Err(error) if idle.continues(&error) => {}
                 done => return Ok(done),

@@ -220,6 +220,12 @@ async fn a_copy_whose_source_is_being_cloned_delays_no_other() {
     assert!(failed.is_empty(), "{failed:?}");
     assert_eq!(found.left_out.staged, [copy.clone()].into());
     drop(clone);
+    // A client of CSI has no lock of the provisioner.
+    disk.set_locked(&source, true);
+    let Round { found, failed } = provisioner.look_again(found).await;
+    assert!(failed.is_empty(), "{failed:?}");
+    assert_eq!(found.left_out.staged, [copy.clone()].into());
+    disk.set_locked(&source, false);
     let Round { found, .. } = provisioner.look_again(found).await;
     assert!(disk.record(&copy).is_none() && found.left_out.is_empty(), "{found:?}");
     assert!(provisioner.clone_turn(true, [&source]).is_some(), "the undo has ended");
