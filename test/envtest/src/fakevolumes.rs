@@ -471,7 +471,7 @@ impl Disk {
             self.undo_passes -= 1;
             return Err(Error::Unfinished { id: id.clone(), freed: Inodes::new(2048), left: Inodes::new(1) });
         }
-        self.check_source(id)?;
+        self.check_unlocked(id)?;
         self.discard(id)
     }
 }

@@ -135,12 +135,12 @@ impl Disk {
             return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::RollingBack(volume.clone()) });
         }
         self.retire(id);
-        self.check_source(id)?;
+        self.check_unlocked(id)?;
         self.discard(id)
     }
 
     /// An error if another operation has the source of the copy.
-    pub(super) fn check_source(&self, id: &VolumeId) -> Result<(), Error> {
+    pub(super) fn check_unlocked(&self, id: &VolumeId) -> Result<(), Error> {
         match self.records.get(id) {
             Some(Record { cloning: Some(Cloning { source, .. }), .. }) if self.locked.contains(source) => {
                 let source = ActError::Locked { volume: source.clone() };

@@ -69,6 +69,8 @@ fn main() -> ExitCode {
         groups::a_group_is_taken_at_one_instant_and_deleted,
         groups::a_group_that_cannot_be_taken_is_reported,
         groups::members_without_a_group_are_removed_or_reported,
+    ]);
+    let suite = suite.at_once(suite![
         rollback::a_claim_returns_to_a_snapshot_and_back,
         rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,

@@ -262,9 +262,9 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
     });
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
     node.note("data", None, &["the data disk has"]).await?;
-    node.volumes.lose(&"pvc-hog".parse()?);
     fixture.annotate(json!({RESTORE_FROM: null})).await?;
     fixture.ended().await?;
+    node.volumes.lose(&"pvc-hog".parse()?);
     assert_eq!(node.volumes.live(), live);
     fixture.end().await
 }
