@@ -192,9 +192,9 @@ pub(crate) async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cl
     }
     // Each volume needs 1000 MiB with its files.
     publishes(&node, &node.class, "78400Mi").await?;
-    // The node publishes two classes: this one, and the default class.
+    // The node publishes two classes: this one, and the default class, for the first time perhaps after `before`.
     let (written, seconds) = (metric(&node, WRITTEN)?.unwrap_or_default() - before, begun.elapsed().as_secs_f64());
-    assert!(written <= 2.0 * (seconds + 2.0), "{written} in {seconds} s");
+    assert!(written <= 2.0 * (seconds + 2.0) + 1.0, "{written} in {seconds} s");
     node.end().await
 }
 
