@@ -159,7 +159,7 @@ pub(crate) struct Provisioner {
     pub(crate) events: Events,
     pub(crate) attempts: Attempts,
     /// Removals of snapshots that found their sources locked in the store, which are not failures.
-    locked: Attempts,
+    pub(crate) locked: Attempts,
     /// One pass at a time per volume.
     pub(crate) locks: VolumeLocks,
     pub(crate) places: Places,
