@@ -123,6 +123,12 @@ impl Releases {
         }
     }
 
+    /// Waits until all releases have ended, for 10 seconds at most: each has a descriptor of the file system.
+    pub(crate) fn finish(&self) {
+        let is_running = |table: &mut Table| !table.running.is_empty();
+        drop(self.0.1.wait_timeout_while(self.table(), 10 * PATIENCE, is_running));
+    }
+
     /// Waits for a result for this copy, until the present release of the source has ended or is this old.
     fn wait(&self, patience: Duration, source: &VolumeId, copy: &VolumeId) -> MutexGuard<'_, Table> {
         let table = self.table();
@@ -188,9 +194,8 @@ mod tests {
     }
 
     fn wait_for_all(releases: &Releases) {
-        while !releases.table().running.is_empty() {
-            thread::yield_now();
-        }
+        releases.finish();
+        assert!(releases.table().running.is_empty());
     }
 
     /// Regression: the copies of all snapshots waited for the release of one volume.

@@ -73,6 +73,13 @@ pub struct Store {
     freezer: Mutex<Option<Weak<dyn PodFreezer>>>,
 }
 
+impl Drop for Store {
+    /// The file system can be unmounted afterwards.
+    fn drop(&mut self) {
+        self.releases.finish();
+    }
+}
+
 impl Store {
     /// Opens the directories and the quotas, and creates missing directories. The store has no volumes yet.
     pub(crate) fn prepare(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
@@ -281,8 +282,17 @@ async fn forbid_snapshots(fixture: &Fixture) -> Result<Api<ResourceQuota>, Failu
         "spec": {"source": {"persistentVolumeClaimName": "data"}},
     }))?;
     let dry = PostParams { dry_run: true, ..PostParams::default() };
+    // The controller of quotas discovers the resource within 30 seconds, and looks at an earlier quota only when its
+    // limits change.
+    let others = AtomicU32::new(1000);
     until("the quota in force", async || match api.snapshots.create(&dry, &second).await {
-        Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(None),
+        Err(kube::Error::Api(status)) if status.message.contains("exceeded quota") => Ok(None),
+        Err(kube::Error::Api(status)) if status.is_forbidden() => {
+            let hard = json!({"count/configmaps": others.fetch_add(1, Ordering::Relaxed).to_string()});
+            let changed = Patch::Merge(json!({"spec": {"hard": hard}}));
+            quotas.patch("snapshots", &PatchParams::default(), &changed).await?;
+            Ok(Some(status.message))
+        }
         created => created.map(|found| Some(found.name_any())),
     })
     .await?;
