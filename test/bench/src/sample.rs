@@ -67,13 +67,15 @@ impl Sample {
     }
 }
 
-/// Whether a system call only concerns the process itself: memory, locks, signals, IDs and sleeps. Unknown names
-/// count as work.
+/// Whether a system call only concerns the process itself: memory, threads, locks, signals, IDs and sleeps. Unknown
+/// names count as work.
 pub fn is_housekeeping(syscall: &str) -> bool {
     matches!(
         syscall,
         "brk"
             | "clock_nanosleep"
+            | "clone3"
+            | "exit"
             | "futex"
             | "getpid"
             | "getrandom"
@@ -84,9 +86,13 @@ pub fn is_housekeeping(syscall: &str) -> bool {
             | "mremap"
             | "munmap"
             | "nanosleep"
+            | "prctl"
+            | "rseq"
             | "rt_sigaction"
             | "rt_sigprocmask"
+            | "sched_getaffinity"
             | "sched_yield"
+            | "set_robust_list"
             | "sigaltstack"
     )
 }

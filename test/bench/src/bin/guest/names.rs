@@ -7,14 +7,14 @@ macro_rules! names {
 }
 
 const NAMES: &[(libc::c_long, &str)] = names! {
-    SYS_brk SYS_clock_gettime SYS_clone SYS_clone3 SYS_close SYS_dup SYS_faccessat SYS_faccessat2 SYS_fadvise64 SYS_fallocate
+    SYS_brk SYS_clock_gettime SYS_clone SYS_clone3 SYS_close SYS_dup SYS_exit SYS_faccessat SYS_faccessat2 SYS_fadvise64 SYS_fallocate
     SYS_fchmod SYS_fchmodat SYS_fchownat SYS_fcntl SYS_fdatasync SYS_flock SYS_fork SYS_fstat SYS_fstatfs SYS_fsync
     SYS_ftruncate SYS_futex SYS_getdents64 SYS_getpgid SYS_getpid SYS_getppid SYS_getrandom SYS_gettid SYS_ioctl SYS_linkat SYS_lseek
     SYS_lstat SYS_madvise SYS_mkdirat SYS_mknodat SYS_mmap SYS_mount SYS_mount_setattr SYS_move_mount SYS_mprotect SYS_mremap
     SYS_munmap SYS_nanosleep
-    SYS_clock_nanosleep SYS_newfstatat SYS_open SYS_open_tree SYS_openat SYS_openat2 SYS_poll SYS_ppoll SYS_pread64 SYS_pwrite64
+    SYS_clock_nanosleep SYS_newfstatat SYS_open SYS_open_tree SYS_openat SYS_openat2 SYS_poll SYS_ppoll SYS_prctl SYS_pread64 SYS_pwrite64
     SYS_quotactl SYS_quotactl_fd SYS_read SYS_readlink SYS_readlinkat SYS_readv SYS_rename SYS_renameat SYS_renameat2
-    SYS_rmdir SYS_rt_sigaction SYS_rt_sigprocmask SYS_sched_yield SYS_sigaltstack SYS_stat SYS_statfs SYS_statx
+    SYS_rmdir SYS_rseq SYS_rt_sigaction SYS_rt_sigprocmask SYS_sched_getaffinity SYS_sched_yield SYS_set_robust_list SYS_sigaltstack SYS_stat SYS_statfs SYS_statx
     SYS_symlinkat SYS_sync_file_range SYS_syncfs SYS_umount2 SYS_uname SYS_unlink SYS_unlinkat SYS_utimensat SYS_vfork
     SYS_write SYS_writev
 };

@@ -1,13 +1,13 @@
-//! The measured region in the tracing process: ptrace(2) stops the child at each system call.
+//! The measured region in the tracing process: ptrace(2) stops the child and its threads at each system call.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::process::Command;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::ptrace::{self, Options};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::call::CallError;
@@ -16,7 +16,7 @@ use crate::region;
 
 #[derive(Debug)]
 pub(crate) struct Seen<T> {
-    /// Number of calls of each system call, by name.
+    /// Number of calls of each system call, by name, with those of threads that start in the region, until they end.
     pub(crate) syscalls: BTreeMap<String, u64>,
     /// Results of `observe` at the start and at the end of the region.
     pub(crate) observed: [T; 2],
@@ -25,6 +25,8 @@ pub(crate) struct Seen<T> {
 enum Phase<T> {
     Before,
     Inside(T),
+    /// The child waits at the end of the region for the end of its threads.
+    Ended(T),
 }
 
 /// Runs this program with `arguments`, counts the system calls of its region, and calls `observe` at the region's start
@@ -45,45 +47,57 @@ fn follow<T>(child: Pid, observe: impl Fn() -> T) -> Result<Seen<T>, CallError> 
         WaitStatus::Stopped(..) => {}
         ended => return Err(early(ended)),
     }
-    let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
+    // A process would not be counted, so that its start is an error.
+    let others = Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK;
+    let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL | others;
     ptrace::setoptions(child, options).map_err(failed("PTRACE_SETOPTIONS"))?;
+    let resume = |stopped, signal| ptrace::syscall(stopped, signal).map_err(failed("PTRACE_SYSCALL"));
 
-    let mut syscalls = BTreeMap::new();
-    let mut phase = Phase::Before;
-    let mut signal = None;
+    let (mut syscalls, mut phase, mut threads) = (BTreeMap::new(), Phase::Before, BTreeSet::new());
+    resume(child, None)?;
     loop {
-        ptrace::syscall(child, signal.take()).map_err(failed("PTRACE_SYSCALL"))?;
-        match waitpid(child, None).map_err(failed("waitpid"))? {
-            WaitStatus::PtraceSyscall(_) => {}
-            WaitStatus::Stopped(_, other) => {
-                signal = Some(other);
-                continue;
-            }
-            ended => return Err(early(ended)),
-        }
-        let enters = enters(child).map_err(failed("PTRACE_GET_SYSCALL_INFO"))?;
-        let Call { number, first } = Call::of(child).map_err(failed("PTRACE_GETREGS"))?;
-        let is_mark = |mark: i32| number == libc::SYS_getpgid && first == i64::from(mark);
         phase = match phase {
-            // The child returns from the mark; later calls count.
-            Phase::Before if !enters && is_mark(region::BEGIN) => Phase::Inside(observe()),
-            Phase::Inside(before) if enters && is_mark(region::END) => {
+            Phase::Ended(before) if threads.is_empty() => {
                 let observed = [before, observe()];
                 ptrace::detach(child, None).map_err(failed("PTRACE_DETACH"))?;
                 return Ok(Seen { syscalls, observed });
             }
-            Phase::Inside(before) => {
-                if enters {
-                    if starts_another(number) {
-                        let what = format!("the traced call starts a process or thread ({})", name(number));
-                        return Err((what + ", whose system calls would not be counted").into());
-                    }
-                    *syscalls.entry(name(number)).or_default() += 1;
-                }
-                Phase::Inside(before)
-            }
-            Phase::Before => Phase::Before,
+            phase => phase,
         };
+        let event = waitpid(Pid::from_raw(-1), Some(WaitPidFlag::__WALL)).map_err(failed("waitpid"))?;
+        let (stopped, signal) = match event {
+            WaitStatus::Exited(thread, _) if threads.remove(&thread) => continue,
+            // A signal stops a new thread before its first system call, perhaps before the event of its parent.
+            WaitStatus::Stopped(new, _) if new != child && threads.insert(new) => (new, None),
+            WaitStatus::Stopped(one, signal) => (one, Some(signal)),
+            WaitStatus::PtraceEvent(one, _, libc::PTRACE_EVENT_CLONE) => (one, None),
+            WaitStatus::PtraceEvent(..) => {
+                return Err("the traced call starts a process, whose system calls would not be counted".into());
+            }
+            WaitStatus::PtraceSyscall(one) => {
+                let enters = enters(one).map_err(failed("PTRACE_GET_SYSCALL_INFO"))?;
+                let Call { number, first } = Call::of(one).map_err(failed("PTRACE_GETREGS"))?;
+                let is_mark = |mark: i32| number == libc::SYS_getpgid && first == i64::from(mark);
+                phase = match phase {
+                    // The child returns from the mark; later calls count.
+                    Phase::Before if !enters && is_mark(region::BEGIN) => Phase::Inside(observe()),
+                    Phase::Inside(before) if enters && is_mark(region::END) => {
+                        phase = Phase::Ended(before);
+                        continue;
+                    }
+                    Phase::Before => Phase::Before,
+                    phase => {
+                        if enters {
+                            *syscalls.entry(name(number)).or_default() += 1;
+                        }
+                        phase
+                    }
+                };
+                (one, None)
+            }
+            ended => return Err(early(ended)),
+        };
+        resume(stopped, signal)?;
     }
 }
 
@@ -102,8 +116,4 @@ impl Call {
         let registers = ptrace::getregs(child)?;
         Ok(Self { number: registers.orig_rax.cast_signed(), first: registers.rdi.cast_signed() })
     }
-}
-
-fn starts_another(number: libc::c_long) -> bool {
-    [libc::SYS_clone, libc::SYS_clone3, libc::SYS_fork, libc::SYS_vfork].contains(&number)
 }
