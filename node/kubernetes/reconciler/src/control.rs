@@ -49,8 +49,8 @@ where
     let controller = controller.graceful_shutdown_on(cx.token().cancelled_owned());
     let passes = controller.run(pass, failed, context).for_each(|pass| {
         match pass {
-            // `failed` has logged this error.
-            Ok(_) | Err(Error::ReconcilerFailed(..)) => {}
+            // `failed` has logged the first error. The other one is a requeue of an object that was deleted meanwhile.
+            Ok(_) | Err(Error::ReconcilerFailed(..) | Error::ObjectNotFound(_)) => {}
             Err(error) => {
                 cx.report(false);
                 let error: &dyn std::error::Error = &error;
