@@ -52,6 +52,7 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
         may("", "persistentvolumes", &["get"]),
         may("", "nodes", READ),
+        may("", "pods", &["list"]),
         may("storage.k8s.io", "storageclasses", &["list"]),
         may("storage.k8s.io", "csistoragecapacities", &["list"]),
         may("events.k8s.io", "events", &["create", "patch"]),

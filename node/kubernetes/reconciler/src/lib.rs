@@ -40,6 +40,7 @@ mod selections;
 mod snapshots;
 mod storage_certificate;
 mod tokens;
+mod unschedulable;
 
 pub use administrators::administrators;
 pub use approver::approve;

@@ -4,6 +4,8 @@
 //! wait forever. A claim that was bound to an existing PV gets the node of this PV when it is expanded. A claim of a
 //! class with immediate binding gets a node for its new volume ([`placement`]), and another one if that node does not
 //! create the volume.
+//!
+//! A clone gets the node of its source. If its pods cannot run there, an event names this node and the reason.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +15,7 @@ use std::time::Duration;
 use cluster::claim::{SELECTED_NODE, VOLUME_NODE, is_object_name};
 use cluster::{DRIVER_NAME, snapshot};
 use futures::TryFutureExt as _;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
@@ -30,8 +32,8 @@ use crate::bound::PROVISIONER;
 use crate::clone::Source;
 use crate::control::{WatchEnded, control};
 use crate::placement::{self, NoNode, Published};
-use crate::selections::{Selections, size_of};
-use crate::{INSTANCE, bound, clone};
+use crate::selections::{PodCheck, Selections, size_of};
+use crate::{INSTANCE, bound, clone, unschedulable};
 
 /// Interval of examining claims again, because a watch may miss the deletion of a node.
 const INTERVAL: Duration = Duration::from_mins(5);
@@ -44,6 +46,9 @@ const UNTIL_SPACE: Duration = Duration::from_secs(30);
 
 /// Retry interval if a node may have enough space as soon as it has published its capacity again.
 const UNTIL_PUBLISHED: Duration = Duration::from_secs(10);
+
+/// Maximum number of pods of a check.
+const PODS: u32 = 500;
 
 /// Label of the capacity objects of Granary's driver.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
@@ -127,7 +132,7 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
         return reclaimer.name_node(&claim, pv).await;
     }
     if !is_waiting(&claim) {
-        return Ok(Action::await_change());
+        return Ok(reclaimer.check_pods(&claim).await.map_or_else(Action::await_change, Action::requeue));
     }
     if let Some(source) = clone::source(&claim)
         && let Some(action) = reclaimer.place_clone(&claim, source).await?
@@ -218,13 +223,16 @@ impl Reclaimer {
         }
         if selected != Some(node.as_str()) && self.annotate(claim, SELECTED_NODE, node.as_str().into()).await? {
             info!(claim = %ClaimName(claim), ?source, node, "node of the source selected for clone");
+            if selected.is_some() {
+                self.selections().check_pods(claim, &node, Instant::now());
+            }
             // Users write the annotation, and an event has a limited length.
             if let Some(other) = selected.filter(|other| is_object_name(other)) {
                 self.report_moved(claim, source, &node, other).await;
             }
         }
         // `UNSERVED` does not apply to clones: copying a large volume takes longer.
-        Ok(Some(Action::requeue(INTERVAL)))
+        Ok(Some(Action::requeue(self.check_pods(claim).await.unwrap_or(INTERVAL))))
     }
 
     async fn node_of(&self, claim: &PersistentVolumeClaim, source: &str) -> Result<Option<String>, ReclaimError> {
@@ -334,6 +342,46 @@ impl Reclaimer {
              have to run on node {node}"
         );
         self.publish(claim, EventType::Normal, "SourceNodeSelected", note).await;
+    }
+
+    /// Checks whether the pods of a clone can run on the node of its source, after this node replaced the one that the
+    /// scheduler selected. Returns the time until the next check. `None`, without a request, for all other claims.
+    async fn check_pods(&self, claim: &PersistentVolumeClaim) -> Option<Duration> {
+        let (left, node) = self.selections().next_check(claim, Instant::now())?;
+        if !left.is_zero() {
+            return Some(left);
+        }
+        let result = self.report_unschedulable(claim, &node).await.unwrap_or_else(|error| {
+            let error: &dyn std::error::Error = &error;
+            warn!(claim = %ClaimName(claim), error, "pods of clone not checked, will retry");
+            PodCheck::Waiting
+        });
+        self.selections().checked(claim, result, Instant::now())
+    }
+
+    /// Publishes an event on a clone with a pod for which the scheduler finds no node.
+    async fn report_unschedulable(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<PodCheck, ReclaimError> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
+        let without_node = ListParams::default().fields(unschedulable::WITHOUT_NODE).limit(PODS);
+        let failed = |source| ReclaimError::List { what: "pods", source: Box::new(source) };
+        let pods = pods.list(&without_node).await.map_err(failed)?;
+        let is_complete = pods.metadata.continue_.as_deref().unwrap_or_default().is_empty();
+        let name = claim.name_any();
+        let pods: Vec<_> = pods.items.into_iter().filter(|pod| unschedulable::uses(pod, &name)).collect();
+        if pods.is_empty() && is_complete {
+            return Ok(PodCheck::Scheduled);
+        }
+        let found = pods.iter().find_map(|pod| Some((pod, unschedulable::message(pod)?)));
+        let Some((source, (pod, message))) = clone::source(claim).zip(found) else { return Ok(PodCheck::Waiting) };
+        let found = self.nodes.get_opt(node).await;
+        let found = found.map_err(|source| ReclaimError::Node { node: node.to_owned(), source: Box::new(source) })?;
+        let note = unschedulable::note(source, node, found.as_ref(), pod, message);
+        info!(
+            claim = %ClaimName(claim), pod = pod.name_any(), node, reason = message,
+            "pod cannot run on node of the source"
+        );
+        self.publish(claim, EventType::Warning, "SourceNodeUnsuitable", note).await;
+        Ok(PodCheck::Reported)
     }
 
     async fn publish(&self, claim: &PersistentVolumeClaim, type_: EventType, reason: &str, note: String) {

@@ -27,6 +27,10 @@ const TEMPORARY: Duration = Duration::from_mins(1);
 /// Time after which an event about a claim is repeated.
 const REPORTED: Duration = Duration::from_mins(5);
 
+/// Time until the first check of the pods of a clone whose node was replaced. The scheduler notices the change within a
+/// second, and then schedules the pods again.
+const FIRST_CHECK: Duration = Duration::from_secs(5);
+
 /// Time without a pass after which a claim counts as bound or deleted.
 const FORGOTTEN: Duration = Duration::from_mins(15);
 
@@ -48,7 +52,28 @@ struct WaitingClaim {
     reported: Option<Instant>,
     /// Time of the last event about another node.
     moved: Option<Instant>,
+    checks: Option<PodChecks>,
     seen: Instant,
+}
+
+/// Checks of the pods of a clone, since its node was replaced.
+#[derive(Debug)]
+struct PodChecks {
+    /// Node of the source.
+    node: String,
+    since: Instant,
+    next: Instant,
+}
+
+/// Result of a check of the pods of a clone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PodCheck {
+    /// Every pod has a node.
+    Scheduled,
+    /// A pod waits for a node, or for the volume.
+    Waiting,
+    /// An event names a pod that cannot run.
+    Reported,
 }
 
 #[derive(Debug)]
@@ -141,6 +166,42 @@ impl Selections {
         is_due(&mut self.waiting(claim, now).moved, now)
     }
 
+    /// Records that the node of a clone's source replaced the selected one. The pods of the clone may be unable to run
+    /// there, and are checked until they have a node.
+    pub(crate) fn check_pods(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
+        let checks = PodChecks { node: node.to_owned(), since: now, next: now + FIRST_CHECK };
+        self.waiting(claim, now).checks = Some(checks);
+    }
+
+    /// The time until the next check, and the node of the source. `None` if the pods need no check.
+    pub(crate) fn next_check(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> Option<(Duration, String)> {
+        let waiting = self.claims.get_mut(claim.metadata.uid.as_deref()?)?;
+        let checks = waiting.checks.as_ref()?;
+        waiting.seen = now;
+        Some((checks.next.saturating_duration_since(now), checks.node.clone()))
+    }
+
+    /// Records the result of a check. Returns the time until the next one, which grows while no pod is reported.
+    pub(crate) fn checked(
+        &mut self,
+        claim: &PersistentVolumeClaim,
+        result: PodCheck,
+        now: Instant,
+    ) -> Option<Duration> {
+        let checks = &mut self.claims.get_mut(claim.metadata.uid.as_deref()?)?.checks;
+        let since = checks.as_ref()?.since;
+        let pause = match result {
+            PodCheck::Scheduled => {
+                *checks = None;
+                return None;
+            }
+            PodCheck::Waiting => now.saturating_duration_since(since).clamp(FIRST_CHECK, REPORTED),
+            PodCheck::Reported => REPORTED,
+        };
+        checks.as_mut()?.next = now + pause;
+        Some(pause)
+    }
+
     /// The entry of the claim. A changed request resets the entry.
     fn waiting(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> &mut WaitingClaim {
         if self.forgotten.is_none_or(|at| now >= at + FORGOTTEN) {
@@ -155,6 +216,7 @@ impl Selections {
             obstructed: None,
             reported: None,
             moved: None,
+            checks: None,
             seen: now,
         };
         let waiting = self.claims.entry(claim.uid().unwrap_or_default()).or_insert_with(new);
@@ -301,6 +363,27 @@ mod tests {
         // The event about another node started no obstacle.
         assert!(!selections.report(&claim, true, now + REPORTED + TEMPORARY));
         assert!(selections.report(&claim, false, now + REPORTED + TEMPORARY));
+    }
+
+    #[test]
+    fn pods_of_a_clone_are_checked_until_they_have_a_node() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let claim = claim("a", "1", "1Gi");
+        let after = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(selections.next_check(&claim, now), None);
+        selections.assigned(&claim, "one", now);
+        assert_eq!(selections.next_check(&claim, now), None, "the node was not replaced");
+        selections.check_pods(&claim, "one", now);
+        assert_eq!(selections.next_check(&claim, now), Some((FIRST_CHECK, "one".to_owned())));
+        assert_eq!(selections.next_check(&claim, after(5)), Some((Duration::ZERO, "one".to_owned())));
+        for (at, pause) in [(5, 5), (10, 10), (20, 20), (400, 300)] {
+            let next = selections.checked(&claim, PodCheck::Waiting, after(at));
+            assert_eq!(next, Some(Duration::from_secs(pause)), "{at}");
+        }
+        assert_eq!(selections.checked(&claim, PodCheck::Reported, after(700)), Some(REPORTED));
+        assert_eq!(selections.next_check(&claim, after(700)), Some((REPORTED, "one".to_owned())));
+        assert_eq!(selections.checked(&claim, PodCheck::Scheduled, after(1000)), None);
+        assert_eq!(selections.next_check(&claim, after(1000)), None);
     }
 
     #[test]

@@ -211,6 +211,8 @@ pub(crate) async fn pods_with_a_clone_run_on_the_node_of_its_source_only(cluster
     let chosen = pods.get("movable").await?.spec.and_then(|spec| spec.node_name);
     assert_eq!(chosen.as_ref(), Some(&node.name));
     unschedulable(&pods, "fixed", NOT_SELECTED).await?;
+    let place = format!("pod fixed cannot run on node {}, which has the data of claim data:", node.name);
+    node.event_with("fixed", "SourceNodeUnsuitable", &[&place, NOT_SELECTED]).await?;
     for name in ["movable", "fixed"] {
         end_pod(&pods, name).await?;
     }

@@ -360,6 +360,9 @@ pub async fn the_reclaimer_returns_claims_and_changes_nothing_else(cluster: Arc<
         denied(claims.patch(&foreign, &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
     }
     annotate(&claims, &name, SELECTED_NODE, Value::Null).await?;
+    let of_claims = Api::<Pod>::default_namespaced(client.clone());
+    of_claims.list(&kube::api::ListParams::default()).await?;
+    forbidden(of_claims.get("any").await);
     forbidden(Api::<PersistentVolume>::all(client).create(&PostParams::default(), &volume("v", "n1")).await);
     for name in [name, foreign] {
         admin.delete(&name, &DeleteParams::default()).await?;
