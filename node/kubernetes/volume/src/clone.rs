@@ -5,7 +5,7 @@
 //! source's limit is raised while blocks are shared, and the clone becomes live only when it shares none.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dir::{Dir, OFlag};
 use fsquota::{Limits, SetError};
@@ -19,12 +19,16 @@ use crate::flush::Flush;
 use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};
 use crate::store::Store;
-use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, VolumeLocks, image, image_file};
+use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image, image_file};
 
 /// Allocation size of XFS for writes to blocks that a thin snapshot shares; the default is 128 KiB. An image that is
 /// overwritten in any order then has one extent per MiB, and a snapshot takes time for each extent. A larger size would
 /// allocate more space that no write uses, for as long as the image is open.
 const COW_EXTENT: Bytes = Bytes::MIB;
+
+/// How long the end or the removal of a copy waits for other operations on the source. It has a place in the queue
+/// meanwhile: without one, it would find no gap between clones that follow each other.
+const LOCKED: Duration = Duration::from_secs(1);
 
 impl Store {
     /// Locks the source, so that it neither grows nor is deleted while it is cloned.
@@ -179,18 +183,13 @@ impl Store {
     /// of another copy that ends would count it.
     ///
     /// # Errors
-    /// [`ActError::Locked`]: `lock` has returned `None`.
+    /// [`ActError::Locked`]: another operation, such as a clone, has the source for longer than a second.
     ///
     /// [`ActError::Busy`]: the source still has such blocks. A source with direct I/O in flight keeps them, and a write
     /// to a hole of an image could fail. Their release may continue after this call. A thick image has holes where its
     /// pod has discarded blocks; without holes, it needs no new blocks, and its copy does not wait for its writers. A
     /// source of files is flushed less and less often; between two flushes, its usage decides.
-    pub(crate) fn release_headroom(
-        &self,
-        copy: &VolumeId,
-        cloning: &Cloning,
-        lock: impl FnOnce(&VolumeLocks, &VolumeId) -> Option<VolumeGuard>,
-    ) -> Result<VolumeGuard, ActError> {
+    pub(crate) fn release_headroom(&self, copy: &VolumeId, cloning: &Cloning) -> Result<VolumeGuard, ActError> {
         let source = &cloning.source;
         // Only the last comparisons, of the usage alone, have the lock: other operations on the source wait neither for
         // its dirty pages nor for the release of its blocks.
@@ -199,7 +198,7 @@ impl Store {
         let is_whole = !fits && self.is_whole(source)?;
         let mut error = ActError::Busy { volume: source.clone() };
         if fits || is_whole {
-            match lock(&self.locks, source) {
+            match self.locks.lock_within(source, LOCKED) {
                 Some(guard) if (is_whole || !self.exceeds(cloning)?) && self.lower_limit(cloning, is_whole)? => {
                     return Ok(guard);
                 }

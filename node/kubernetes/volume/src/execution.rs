@@ -22,16 +22,12 @@ use crate::index::Known;
 use crate::plan::Step;
 use crate::record::{Cloning, State};
 use crate::store::{Store, place};
-use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, VolumeLocks, copy, image_file, tree};
+use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, copy, image_file, tree};
 
 /// How long XFS may take to free deleted inodes. XFS frees them in the background (inodegc, since Linux 5.14), and
 /// begins with the next query of a quota.
 const UNLINKED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// How long a removal waits for other operations on the source. It has a place in the queue meanwhile: without one, it
-/// would find no gap between clones that follow each other.
-const LOCKED: Duration = Duration::from_secs(1);
 
 /// Mode of the root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. The directories
 /// above are private, so no other process on the node reaches it.
@@ -128,8 +124,7 @@ impl<'a> Execution<'a> {
             Step::EndSharing => {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
-                // A clone of the source may hold its lock for minutes, and the copies of all snapshots would wait.
-                let _guard = self.store.release_headroom(id, &cloning, VolumeLocks::try_lock)?;
+                let _guard = self.store.release_headroom(id, &cloning)?;
                 self.store.releases.forget(&cloning.source);
                 let ended = self.end_sharing(known);
                 self.store.settle_limit(&cloning.source);
@@ -181,8 +176,7 @@ impl<'a> Execution<'a> {
                 let _guard = match cloning {
                     Some(cloning) => {
                         Anchor::new(&self.store.anchors, id).clear()?;
-                        let lock = |locks: &VolumeLocks, source: &VolumeId| locks.lock_within(source, LOCKED);
-                        Some(self.store.release_headroom(id, cloning, lock)?)
+                        Some(self.store.release_headroom(id, cloning)?)
                     }
                     None => None,
                 };

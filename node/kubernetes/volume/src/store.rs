@@ -59,9 +59,9 @@ pub struct Store {
     /// snapshot locks a copy of it, and only such volumes and snapshots are locked to be cloned.
     ///
     /// A thin snapshot can outlive its source, and a client of CSI can use the name of the source again for a volume
-    /// that is created from this snapshot: each is then the source of the other. Therefore a removal or an undo, with
-    /// the lock of the copy, waits for that of its source for at most a second. The creation waits for the snapshot,
-    /// and then finds that it does not exist.
+    /// that is created from this snapshot: each is then the source of the other. Therefore the end or the removal of a
+    /// copy, with the lock of the copy, waits for that of its source for at most a second. The creation waits for the
+    /// snapshot, and then finds that it does not exist.
     pub(crate) locks: VolumeLocks,
     pub(crate) leases: Leases,
     pub(crate) copies: BackgroundCopies,
