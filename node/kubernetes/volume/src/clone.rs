@@ -27,7 +27,8 @@ use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image, image_file}
 const COW_EXTENT: Bytes = Bytes::MIB;
 
 /// How long the end or the removal of a copy waits for other operations on the source. It has a place in the queue
-/// meanwhile: without one, it would find no gap between clones that follow each other.
+/// meanwhile: without one, it would find no gap between clones that follow each other. A clone waits longer, and checks
+/// after each such time that the source still exists.
 const LOCKED: Duration = Duration::from_secs(1);
 
 impl Store {
@@ -44,7 +45,9 @@ impl Store {
             }
         };
         check()?;
-        let guard = self.locks.blocking_lock(source);
+        // The source may be deleted meanwhile, and created again as a clone of another source that the caller has: this
+        // creation waits for the caller, without a record of the new volume.
+        let guard = self.locks.lock_while(source, LOCKED, check)?;
         let has = check()?;
         // With headroom, a tenant could store more files for as long as a thin snapshot exists. The size of an image
         // limits its tenant.

@@ -71,6 +71,24 @@ impl VolumeLocks {
         guard.recv_timeout(time).ok()
     }
 
+    /// As [`VolumeLocks::blocking_lock`], but repeats a check after each pause, and gives up with its error. The waiter
+    /// of a call that has given up stays in the queue, until the earlier operations have ended.
+    pub(crate) fn lock_while<T, E>(
+        &self,
+        volume: &VolumeId,
+        pause: Duration,
+        check: impl Fn() -> Result<T, E>,
+    ) -> Result<VolumeGuard, E> {
+        let (sender, receiver) = sync_channel(1);
+        self.enqueue(volume, Waiter::Thread(sender, None));
+        loop {
+            if let Ok(guard) = receiver.recv_timeout(pause) {
+                return Ok(guard);
+            }
+            check()?;
+        }
+    }
+
     /// `None` while another operation has the volume.
     pub fn try_lock(&self, volume: &VolumeId) -> Option<VolumeGuard> {
         match self.table().entry(volume.clone()) {
@@ -130,6 +148,7 @@ impl Drop for VolumeGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::future::Future;
     use std::pin::{Pin, pin};
     use std::sync::mpsc;
@@ -226,6 +245,24 @@ mod tests {
             third
         });
         assert!(poll(third.as_mut()).is_ready());
+        assert_eq!(locks.table().len(), 0);
+    }
+
+    #[test]
+    fn a_wait_ends_when_its_check_fails_and_the_next_operation_gets_the_lock() {
+        let (locks, volume) = (VolumeLocks::default(), id("pvc-1"));
+        assert!(locks.lock_while(&volume, Duration::ZERO, || Err::<(), _>("deleted")).is_ok(), "it is unlocked");
+        let (first, checks) = (lock(&locks, &volume), Cell::new(0));
+        let check = || {
+            checks.set(checks.get() + 1);
+            if checks.get() < 3 { Ok(()) } else { Err("deleted") }
+        };
+        assert_eq!(locks.lock_while(&volume, Duration::ZERO, check).err(), Some("deleted"));
+        assert_eq!(checks.get(), 3);
+        let mut next = pin!(locks.lock(&volume));
+        assert!(poll(next.as_mut()).is_pending());
+        drop(first);
+        assert!(poll(next.as_mut()).is_ready());
         assert_eq!(locks.table().len(), 0);
     }
 

@@ -42,7 +42,7 @@ impl GroupRequest {
 
 impl Store {
     /// Takes the snapshots of a group. Each snapshot is locked before its source, as for a single one. The order of the
-    /// IDs prevents a deadlock of two groups.
+    /// IDs prevents a deadlock of two groups. [`Store::lock_source`] prevents that of a group and a new volume.
     pub(crate) fn take_group(&self, want: &GroupRequest) -> Result<Ensured<Taken<BTreeMap<VolumeId, Record>>>, Error> {
         let _guards: Vec<VolumeGuard> = want.members.keys().map(|id| self.locks.blocking_lock(id)).collect();
         let record_of = |id: &VolumeId| match self.known(id)? {

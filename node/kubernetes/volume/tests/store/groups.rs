@@ -5,18 +5,23 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use fsquota::Limits;
+use ktest_support::eventually;
 use units::Bytes;
 use volume::{
     Access, Allocation, Claim, DEFAULT_PAUSE, Error, FreezeError, GroupRequest, Mode, Record, Settings, SourceError,
     State, Taken, VolumeId, Volumes as _,
 };
 
-use crate::cloning::shared;
+use crate::cloning::{LARGER, shared};
 use crate::node::pods::{Freezing, Pods};
 use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized, snapshot_request};
+use crate::snapshots::snapshot_of;
+use crate::trees::Slow;
 
 /// More than two sources, so that more time passes between the first clone and the last one.
 const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
@@ -291,4 +296,36 @@ fn groups_of_the_same_volumes_wait_for_each_other() {
             });
         }
     });
+}
+
+/// Regression: while a group had its first source and waited for the next one, that one was deleted, and created again
+/// as a clone of the first one. The group and the creation waited for each other.
+#[test]
+fn a_group_gives_up_when_a_source_is_deleted_before_it_is_locked() {
+    let node = Node::new();
+    let [(first, record), (second, _)] = ["pvc-1", "pvc-2"].map(|name| node.made(&files(name)));
+    let (store, slow) = (&node.store, Slow::of(&node.store));
+    // The store reports limits that another program has changed, unless an operation has the volume.
+    let limits = Limits { bytes: Some(LARGER), inodes: None };
+    fsquota::set_limits(File::open(node.disk.path()).unwrap(), record.project, limits).unwrap();
+    let is_locked = || store.changed_limits(&first, None).unwrap().is_none();
+    assert!(!is_locked());
+    let live = node.path("live", &second);
+    let deleted = live.with_file_name("deleted");
+    let (sender, ended) = mpsc::channel();
+    let group = thread::scope(|scope| {
+        // The call has the second source when it freezes its pods.
+        scope.spawn(|| store.take_snapshot(&id("snapshot-1"), &snapshot_of(&second, "snapshot-1")).unwrap());
+        slow.until_frozen();
+        scope.spawn(|| sender.send(store.take_group(&group_of("group-1", &["pvc-1", "pvc-2"]))).unwrap());
+        eventually("the group has the first source", is_locked);
+        fs::rename(&live, &deleted).unwrap();
+        let group = ended.recv_timeout(Duration::from_secs(60));
+        fs::rename(&deleted, &live).unwrap();
+        slow.thaw();
+        group
+    });
+    let Ok(Err(Error::Source { source: SourceError::Unknown { volume }, .. })) = group else { panic!("{group:?}") };
+    assert_eq!(volume, second);
+    assert!(!is_locked());
 }
