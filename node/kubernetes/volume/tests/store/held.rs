@@ -3,18 +3,19 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use ktest_support::eventually_is;
+use ktest_support::{eventually, eventually_is};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::poll::{PollFd, PollFlags, poll};
-use volume::{ActError, Copying, Error, Settings, State, Volumes as _};
+use volume::{ActError, Allocation, Copying, Error, Settings, State, Volumes as _};
 
-use crate::node::{Node, SIZE, files, id, settings, without_pods};
+use crate::node::{Node, SIZE, disk, files, id, settings, without_pods};
 use crate::snapshots::snapshot_of;
+use crate::sys::set_project;
 
 #[expect(unsafe_code, reason = "userfaultfd(2) has no wrapper")]
 mod sys;
@@ -65,6 +66,48 @@ fn a_tenant_that_holds_a_file_delays_only_the_copy_of_its_own_snapshot() {
     fs::remove_file(top.join("more")).unwrap();
     eventually_is(&None, || copied("held"));
     assert_eq!(node.limits(from.project).bytes, Some(SIZE));
+}
+
+/// Regression: the copy of a snapshot used a release that had ended before the volume had blocks in advance again, which
+/// it has after the next clone of its image.
+#[test]
+fn a_release_that_began_before_a_clone_of_the_image_counts_for_no_copy() {
+    const WRITE: u64 = 1 << 20;
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    let (store, (source, record)) = (&node.store, node.made(&disk("pvc-source", Allocation::Thin)));
+    let image = File::options().write(true).open(node.image(&source)).unwrap();
+    image.write_all_at(&[1; WRITE as usize], 0).unwrap();
+    let begin = |name: &str| store.take_snapshot(&id(name), &snapshot_of(&source, name)).unwrap();
+    let last_pass = || loop {
+        let copying = store.copy_snapshot(&id("snapshot-1")).unwrap();
+        if copying != Some(Copying::InPart) {
+            break copying;
+        }
+    };
+    begin("snapshot-1");
+    // A file of the project that is not the image: the next snapshot clones the image while this file is held.
+    let mut held = File::create(node.disk.path().join("held")).unwrap();
+    set_project(&held, record.project.get()).unwrap();
+    let has_in_advance = |file: &File, writes: u64| file.metadata().unwrap().blocks() * 512 > writes * WRITE;
+    (0..2).for_each(|_| held.write_all(&[1; WRITE as usize]).unwrap());
+    assert!(has_in_advance(&held, 2));
+
+    let (faults, page) = sys::missing_page();
+    let waiting = thread::scope(|scope| {
+        scope.spawn(|| held.write_all_at(page, 0).unwrap());
+        let mut read = [PollFd::new(faults.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut read, 60_000_u16), Ok(1), "the write has the lock of the file");
+        let waiting = last_pass();
+        begin("snapshot-2");
+        drop(faults);
+        waiting
+    });
+    assert_eq!(waiting, Some(Copying::Waits), "the release has begun");
+    eventually("the release ends", || !has_in_advance(&held, 2));
+    held.write_all(&[1; WRITE as usize]).unwrap();
+    assert!(has_in_advance(&held, 3));
+    eventually_is(&None, last_pass);
+    assert!(!has_in_advance(&held, 3), "the copy has released them");
 }
 
 /// Regression: the removal of a volume retried the file, and four such removals delayed all others on the node.
