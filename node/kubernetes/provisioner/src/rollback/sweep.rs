@@ -1,10 +1,12 @@
 //! Rollbacks of which no claim has the request, as a part of [`crate::sweep`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use cluster::claim::ROLLBACK;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{Api, ResourceExt as _};
+use tokio::time::timeout;
 use tracing::info;
 use volume::{Record, Rollback, VolumeId};
 
@@ -12,6 +14,10 @@ use crate::context::Provisioner;
 use crate::error::{ApiError, Error, api};
 use crate::listing::list_each;
 use crate::sweep::round::Failed;
+
+/// How long the sweep waits for passes over one rollback. Without a wait, the first sweep would leave out volumes whose
+/// first passes run at the same time. A disk call of a pass may not end, and the volumes behind would wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 impl Provisioner {
     /// Whether the claim still has the request of this rollback. Any other claim may name the snapshot, too.
@@ -62,7 +68,9 @@ impl Provisioner {
         let Some(Rollback { volume, .. }) = listed.rollback() else { return Ok(()) };
         // Passes over the claim have the first lock, those over the content the second one. No pass waits for both
         // locks.
-        let guards = (self.locks.lock(volume).await, self.locks.lock(kept).await);
+        let locks = async { (self.locks.lock(volume).await, self.locks.lock(kept).await) };
+        // If a pass has one of them for longer, the next sweep continues.
+        let Ok(guards) = timeout(LONGEST_WAIT, locks).await else { return Ok(()) };
         let Some(record) = self.snapshot_record(kept).await? else { return Ok(()) };
         // Check again: a pass may have run since then.
         if record.rollback().is_none() || self.has_request(kept, &record).await? {

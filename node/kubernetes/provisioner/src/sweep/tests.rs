@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 use serde_json::json;
 use supervisor::Supervisor;
 use tokio::task::yield_now;
-use tokio::time::{advance, sleep};
+use tokio::time::{advance, sleep, timeout};
 use units::{Bytes, Inodes};
 use volume::{Allocation, Cloning, Mode, Rollback, Sharing};
 
@@ -268,6 +268,27 @@ async fn an_error_about_one_rollback_does_not_end_the_comparison() {
     assert_eq!(volumes(&round.failed), [None, Some(&stuck)], "the list of a namespace is denied");
     assert!(round.is_incomplete(), "no look follows");
     assert_eq!((disk.record(&removed), round.found.lost), (None, [id("pvc-lost")].into()));
+}
+
+/// Regression: the sweep waited for a pass over the snapshot, and the other rollbacks and the volumes behind them for
+/// the sweep.
+#[tokio::test(start_paused = true)]
+async fn a_rollback_that_another_pass_has_delays_no_other() {
+    let [occupied, removed] = ["snapshot-a", "snapshot-b"].map(id);
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let rollbacks: BTreeMap<_, _> = [&occupied, &removed].map(|kept| (kept.clone(), rollback("shop"))).into();
+    for (kept, record) in &rollbacks {
+        disk.put(kept, record.clone());
+    }
+    let client = api_server(&[], Arc::default());
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    let pass = provisioner.locks.try_lock(&occupied).expect("no other pass");
+    let mut failed = Failed::new();
+    timeout(INTERVAL, provisioner.sweep_rollbacks(&rollbacks, &mut failed)).await.expect("the sweep ends");
+    assert_eq!((disk.record(&occupied).is_some(), disk.record(&removed)), (true, None));
+    drop(pass);
+    provisioner.sweep_rollbacks(&rollbacks, &mut failed).await;
+    assert!(failed.is_empty() && disk.record(&occupied).is_none(), "{failed:?}");
 }
 
 #[tokio::test]
