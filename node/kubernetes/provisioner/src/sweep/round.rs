@@ -175,8 +175,9 @@ impl Provisioner {
         // Another pass may have announced or undone it. The next sweep reports an unreadable record.
         let record = self.on_volume(id, |store, id| store.record(id)).await?.unwrap_or_default();
         let Some(record) = record.filter(is_staged) else { return Ok(Compared::Settled) };
-        // The store undoes no copy while another operation has the source, such as a clone, which takes minutes. No
-        // request is sent for such a copy, if a pass has the source.
+        // The store undoes no copy while another operation has the source, such as a clone, which takes minutes. The
+        // store gives up after a second, but it does so for each copy of the source, and each look would also send the
+        // requests for all of them. A tenant chooses their number.
         if self.try_lock_all(record.cloning.as_ref().map(|cloning| &cloning.source)).is_none() {
             return Ok(Compared::Occupied);
         }
