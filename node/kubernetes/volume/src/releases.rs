@@ -22,6 +22,10 @@ const LIMIT: usize = 64;
 /// Largest number of releases at once for the volumes of one namespace, whose pods can let them hang.
 const SHARE: usize = 16;
 
+/// Largest number of releases at once for the volumes without a namespace, which clients of CSI need not send. These
+/// volumes may be of many tenants. The places of one namespace are left to the volumes with a namespace.
+const WITHOUT_NAMESPACE: usize = LIMIT - SHARE;
+
 /// Time from the start of a release after which no caller waits for it. A release of idle files takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -46,7 +50,7 @@ struct Late {
 #[derive(Debug)]
 struct Running {
     start: Instant,
-    /// Namespace of the source.
+    /// Namespace of the source, empty if unknown.
     namespace: String,
     /// The copy that needs the release. `None`: the source has new blocks in advance, see [`Releases::forget`].
     copy: Option<VolumeId>,
@@ -62,8 +66,9 @@ struct Place {
 
 impl Table {
     fn is_full(&self, namespace: &str) -> bool {
+        let most = if namespace.is_empty() { WITHOUT_NAMESPACE } else { SHARE };
         let share = self.running.values().filter(|running| running.namespace == namespace).count();
-        self.running.len() >= LIMIT || share >= SHARE
+        self.running.len() >= LIMIT || share >= most
     }
 }
 
@@ -275,20 +280,28 @@ mod tests {
         assert_eq!(run(&releases, LONG, LIMIT, || Ok(())), Ok(true));
     }
 
+    /// Regression: all volumes without a namespace had the places of one namespace.
     #[test]
     fn one_namespace_has_only_a_share_of_the_releases() {
-        let releases = Releases::default();
-        let mut hanging = Vec::new();
-        let mut of = |number, namespace| {
-            let (sender, closed) = mpsc::channel();
-            hanging.push(sender);
-            releases.run_for(Duration::ZERO, &id(number), &copy(number), namespace, until_closed(closed))
-        };
-        (0..SHARE).for_each(|number| assert_eq!(of(number, "hostile"), Ok(false)));
-        assert_eq!(releases.run_for(LONG, &id(SHARE), &copy(SHARE), "hostile", || panic!("too many")), Ok(false));
-        assert_eq!(releases.run_for(LONG, &id(SHARE), &copy(SHARE), "other", || Ok(())), Ok(true));
-        drop(hanging);
-        wait_for_all(&releases);
+        for (hostile, most) in [("hostile", SHARE), ("", WITHOUT_NAMESPACE)] {
+            let releases = Releases::default();
+            let mut hanging = Vec::new();
+            for number in 0..most {
+                let (sender, closed) = mpsc::channel();
+                hanging.push(sender);
+                let release = until_closed(closed);
+                let ended = releases.run_for(Duration::ZERO, &id(number), &copy(number), hostile, release);
+                assert_eq!(ended, Ok(false));
+            }
+            assert_eq!(releases.table().running.len(), most, "all have begun");
+            let next = |namespace, release: fn() -> Result<(), FsError>| {
+                releases.run_for(LONG, &id(most), &copy(most), namespace, release)
+            };
+            assert_eq!(next(hostile, || panic!("too many")), Ok(false));
+            assert_eq!(next("other", || Ok(())), Ok(true));
+            drop(hanging);
+            wait_for_all(&releases);
+        }
     }
 
     #[test]
