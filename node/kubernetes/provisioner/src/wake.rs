@@ -1,8 +1,8 @@
 //! Retries removals and rollbacks that failed because a pod had the volume, when the volume is unpublished.
 //!
 //! A notification that precedes the record of the failure begins a new back-off of a second: the pass may have looked
-//! at the volume before. A lost notification costs only the back-off. No state is kept: the index and the watches have
-//! the objects, and the back-off of an object whether it waits.
+//! at the volume before. A receiver that has lost notifications wakes the objects of all volumes. No state is kept: the
+//! index and the watches have the objects, and the back-off of an object whether it waits.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::reflector::ObjectRef;
 use tokio::sync::broadcast::error::RecvError;
-use volume::VolumeId;
+use volume::{Records, VolumeId};
 
 use crate::backoff::Retry;
 use crate::context::Provisioner;
@@ -25,19 +25,27 @@ pub(crate) fn woken<Objects: IntoIterator>(
     provisioner: Arc<Provisioner>,
     wake: fn(&Provisioner, &VolumeId) -> Objects,
 ) -> impl Stream<Item = Objects::Item> {
-    let volumes = stream::unfold(provisioner.store.calls().unpublishes(), |mut unpublishes| async move {
-        loop {
-            match unpublishes.recv().await {
-                Ok(id) => return Some((id, unpublishes)),
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return None,
-            }
-        }
+    let unpublished = stream::unfold(provisioner.store.calls().unpublishes(), |mut unpublishes| async move {
+        let id = match unpublishes.recv().await {
+            Ok(id) => Some(id),
+            Err(RecvError::Lagged(_)) => None,
+            Err(RecvError::Closed) => return None,
+        };
+        Some((id, unpublishes))
     });
-    volumes.flat_map(move |id| stream::iter(wake(&provisioner, &id)))
+    unpublished.flat_map(move |id| {
+        let ids = id.map_or_else(|| provisioner.all_volumes(), |id| vec![id]);
+        stream::iter(ids.iter().flat_map(|id| wake(&provisioner, id)).collect::<Vec<_>>())
+    })
 }
 
 impl Provisioner {
+    /// The volumes on the disk, each of which may be that of a lost notification. A store that is closed has none.
+    fn all_volumes(&self) -> Vec<VolumeId> {
+        let Records { readable, unreadable } = self.store.records().unwrap_or_default();
+        readable.into_keys().chain(unreadable.into_keys()).collect()
+    }
+
     /// Counts the failure of a removal. An unpublish ends the back-off if the volume was in use.
     pub(crate) fn removal_failed(&self, key: &str, error: &Error) -> Retry {
         if error.is_in_use() { self.attempts.failed_until_woken(key) } else { self.attempts.failed(key) }
@@ -69,6 +77,7 @@ mod tests {
     use std::pin::pin;
     use std::time::Duration;
 
+    use envtest::FakeVolumes;
     use futures::FutureExt as _;
     use k8s_openapi::api::core::v1::PersistentVolumeStatus;
     use kube::runtime::watcher::Event;
@@ -93,27 +102,37 @@ mod tests {
         pv
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_unpublish_ends_the_back_off_of_the_deletion_of_its_volume() {
-        let (own, other) = (id("pvc-1"), id("pvc-2"));
+    /// A volume that a pod has, and a provisioner that deletes its PV.
+    fn in_use() -> (VolumeId, Arc<Provisioner>, Arc<FakeVolumes>) {
+        let own = id("pvc-1");
         let (provisioner, disk) = fixture::unanswered(&[&own]);
         for event in [Event::Init, Event::InitApply(released()), Event::InitDone] {
             provisioner.index.update(&Ok(event));
         }
-        let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
         disk.set_published(&own, Some(Path::new("/target")));
-        let pv = Arc::new(released());
+        (own, provisioner, disk)
+    }
+
+    /// Error of a pass over the PV.
+    async fn pass(provisioner: &Arc<Provisioner>) -> Error {
+        let pass = reconcile_pv(Arc::new(released()), Arc::clone(provisioner)).await;
+        pass.expect_err("a mount shows the volume")
+    }
+
+    fn record(error: &Error, provisioner: &Arc<Provisioner>) {
+        failed(Arc::new(released()), error, Arc::clone(provisioner));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unpublish_ends_the_back_off_of_the_deletion_of_its_volume() {
+        let (own, provisioner, disk) = in_use();
+        let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
         for _ in 0..5 {
             advance(MOST).await;
-            let pass = reconcile_pv(Arc::clone(&pv), Arc::clone(&provisioner)).await;
-            let error = pass.expect_err("a mount shows the volume");
-            failed(Arc::clone(&pv), &error, Arc::clone(&provisioner));
+            record(&pass(&provisioner).await, &provisioner);
         }
         let waits = || provisioner.attempts.wait(UID);
-        // More than a subscriber can be behind.
-        for _ in 0..100 {
-            disk.set_published(&other, None);
-        }
+        disk.set_published(&id("pvc-2"), None);
         assert_eq!(woken.next().now_or_never(), None);
         assert!(waits() > Some(SECOND), "{:?}", waits());
         for _ in 0..2 {
@@ -129,24 +148,32 @@ mod tests {
     /// minutes.
     #[tokio::test(start_paused = true)]
     async fn an_unpublish_between_the_look_and_the_record_of_the_failure_is_not_lost() {
-        let own = id("pvc-1");
-        let (provisioner, disk) = fixture::unanswered(&[&own]);
-        for event in [Event::Init, Event::InitApply(released()), Event::InitDone] {
-            provisioner.index.update(&Ok(event));
-        }
+        let (own, provisioner, disk) = in_use();
         let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
-        disk.set_published(&own, Some(Path::new("/target")));
-        let pv = Arc::new(released());
         for _ in 0..10 {
-            failed(Arc::clone(&pv), &Error::NoUid, Arc::clone(&provisioner));
+            record(&Error::NoUid, &provisioner);
         }
         advance(MOST).await;
-        let pass = reconcile_pv(Arc::clone(&pv), Arc::clone(&provisioner)).await;
-        let error = pass.expect_err("a mount shows the volume");
+        let error = pass(&provisioner).await;
         disk.set_published(&own, None);
         assert_eq!(woken.next().now_or_never(), None, "no failure waits yet");
-        failed(pv, &error, Arc::clone(&provisioner));
+        record(&error, &provisioner);
         assert_eq!(provisioner.attempts.wait(UID), Some(SECOND));
+    }
+
+    /// Regression: the notification was lost, and the deletion waited for its back-off of up to 5 minutes.
+    #[tokio::test(start_paused = true)]
+    async fn a_receiver_that_is_behind_wakes_all_volumes() {
+        let (own, provisioner, disk) = in_use();
+        let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
+        record(&pass(&provisioner).await, &provisioner);
+        disk.set_published(&own, None);
+        // More than a receiver can be behind.
+        for _ in 0..100 {
+            disk.set_published(&id("pvc-2"), None);
+        }
+        assert_eq!(woken.next().now_or_never(), Some(Some(ObjectRef::new("pvc-1"))));
+        assert_eq!(woken.next().now_or_never(), None, "one pass for each failure");
     }
 
     #[tokio::test(start_paused = true)]

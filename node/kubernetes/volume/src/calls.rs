@@ -168,7 +168,7 @@ impl VolumeCalls {
     }
 
     /// Receives the volume of each [`VolumeCalls::unpublished`] from now on. A receiver that is 64 notifications behind
-    /// loses the oldest ones.
+    /// loses the oldest ones, and then gets an error: each volume may be that of a lost notification.
     pub fn unpublishes(&self) -> broadcast::Receiver<VolumeId> {
         self.unpublished.subscribe()
     }
