@@ -185,15 +185,19 @@ impl Linux {
         self.devices.attach(&at.id, image.file.as_fd(), image.backing, read_only)
     }
 
-    /// Holds the device that the target will show.
-    fn hold(&self, at: &Opened) -> Result<DeviceId, ActError> {
+    /// Holds the device that the target will show. All steps of the call use the same device.
+    fn hold(&self, at: &mut Opened) -> Result<DeviceId, ActError> {
         if let Some(fresh) = at.fresh {
             return Ok(fresh);
         }
-        let seen = at.device.as_ref().ok_or(ActError::DeviceGone)?;
-        match self.devices.hold(&at.id, seen) {
+        let seen = at.device.ok_or(ActError::DeviceGone)?;
+        match self.devices.hold(&at.id, &seen) {
             // A detach of the device was pending, and the last process that had the device open closed it.
-            Err(ActError::DeviceGone) => self.attach(at, seen.status.config.read_only),
+            Err(ActError::DeviceGone) => {
+                let fresh = self.attach(at, seen.status.config.read_only)?;
+                at.fresh = Some(fresh);
+                Ok(fresh)
+            }
             held => held,
         }
     }

@@ -7,16 +7,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use csi::{DeviceObserver, Host, Publish, Step, Unpublish};
+use csi::{DeviceObserver, Host, Publish, Shape, Step, Unpublish};
 use ktest_support::Tmpfs;
-use loopdev::{Detach, Device, DeviceNumber};
+use loopdev::{Config, Control, Detach, Device, DeviceNumber};
 use nix::sys::stat::{Mode as Permissions, SFlag, mknod};
 use tonic::Code;
 use volume::Volumes as _;
 
 use crate::kubelet::MANY;
 use crate::machine::{Node, TestDisk};
-use crate::{PUBLISH_STEPS, detach, exists, look, read, write};
+use crate::{NODE, PUBLISH_STEPS, detach, exists, look, read, write};
 
 /// Deadline of actions that the plugin starts itself.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -170,6 +170,30 @@ async fn a_detach_of_a_device_without_targets_is_not_revoked() {
     assert!(host.release(&volume).expect("release"), "it had a device");
     assert!(node.devices().is_empty());
     assert!(!host.release(&volume).expect("release"), "it has none");
+    drop(host);
+    node.stop().await;
+}
+
+/// Regression: the publish attached the image twice, and the device at the target had no I/O limits.
+#[tokio::test]
+async fn an_image_whose_device_is_detached_during_its_publish_is_attached_once() {
+    let (node, volume) = Node::with_block("pvc-1").await;
+    let (host, target) = (node.host(), node.target("device"));
+    let driver = Control::open().expect("the driver");
+    let left = driver.attach(node.image(&volume), &Config::default()).expect("attach");
+    let mut at = look(&host, &volume, &target, &node.kubelet.directory);
+    assert_eq!(detach(&left.number().path()), Detach::Deferred, "this process has it open");
+    drop(left);
+    assert!(node.devices().is_empty());
+    for step in [Step::CreateTarget(Shape::File), Step::Limit, Step::Bind(NODE)] {
+        host.act(&mut at, step).expect("act");
+    }
+    drop(at);
+    let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
+    assert_eq!(Device::open(&target).expect("a device").number(), device.number);
+    let message = node.kubelet.unpublish("pvc-1", "device");
+    csi::call::<Unpublish>(&host, &node.kubelet.directory, &message).expect("unpublish");
+    assert!(!target.exists() && node.devices().is_empty());
     drop(host);
     node.stop().await;
 }
