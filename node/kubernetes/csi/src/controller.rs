@@ -291,10 +291,7 @@ impl<H: Host> Controller for ControllerService<H> {
         request: Request<ValidateVolumeCapabilitiesRequest>,
     ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
         let want = Validate::parse(request.get_ref()).map_err(ControllerError::from)?;
-        let id = match want.id {
-            Named::Volume(id) => id,
-            Named::Impossible => return Err(ControllerError::Impossible.into()),
-        };
+        let Named::Volume(id) = want.id else { return Err(ControllerError::Impossible.into()) };
         let found = self.volumes.record(&id).map_err(ControllerError::Read)?;
         let record = found.filter(|record| !record.mode.is_snapshot()).ok_or(ControllerError::Unknown(id))?;
         let rejection = plan::validate(want.mode, want.parameters, &want.mutable, &record).err();
@@ -430,10 +427,8 @@ impl<H: Host> Controller for ControllerService<H> {
         &self,
         request: Request<GetSnapshotRequest>,
     ) -> Result<Response<GetSnapshotResponse>, Status> {
-        let id = match Named::snapshot("snapshot_id", &request.get_ref().snapshot_id).map_err(ControllerError::from)? {
-            Named::Impossible => return Err(ControllerError::Impossible.into()),
-            Named::Volume(id) => id,
-        };
+        let named = Named::snapshot("snapshot_id", &request.get_ref().snapshot_id).map_err(ControllerError::from)?;
+        let Named::Volume(id) = named else { return Err(ControllerError::Impossible.into()) };
         let record = self.volumes.record(&id).map_err(ControllerError::Read)?;
         let found = record.and_then(|record| snapshots::message(&id, &record));
         let snapshot = Some(found.ok_or(ControllerError::NoSnapshot(id))?);

@@ -20,7 +20,7 @@ use units::Bytes;
 use volume::{DiskFault, VolumeId};
 
 pub use cgroup::CgroupError;
-pub use devices::{DeviceObserver, NoObserver};
+pub use devices::DeviceObserver;
 pub use freezing::guard;
 pub use linux::{Linux, Opened};
 

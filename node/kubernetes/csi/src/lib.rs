@@ -36,8 +36,8 @@ mod threads;
 
 pub use controller::cluster_object::Provisioner;
 pub use host::{
-    ActError, CgroupError, DeviceObserver, Host, Inspection, Linux, LookError, LoopDevice, NoObserver, Opened,
-    PathContents, RevokedDetach, WatchReport, guard,
+    ActError, CgroupError, DeviceObserver, Host, Inspection, Linux, LookError, LoopDevice, Opened, PathContents,
+    RevokedDetach, WatchReport, guard,
 };
 pub use node::{Operation, call};
 pub use plan::{Device, Elsewhere, PlanError, Shape, Step, Target, Volume, VolumeView};

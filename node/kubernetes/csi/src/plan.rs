@@ -217,8 +217,7 @@ pub(crate) fn is(volume: Volume, wanted: Option<Mode>) -> Result<Mode, PlanError
 /// The volume's size, if it is in the requested range. The provisioner expands volumes, because it has the reservations
 /// of the whole disk.
 pub(crate) fn expand(range: Range, size: Bytes) -> Result<Bytes, PlanError> {
-    let fits = range.required.is_none_or(|least| least <= size) && range.limit.is_none_or(|most| size <= most);
-    if fits { Ok(size) } else { Err(PlanError::Size { size }) }
+    if range.contains(size) { Ok(size) } else { Err(PlanError::Size { size }) }
 }
 
 #[cfg(test)]

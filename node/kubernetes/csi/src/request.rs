@@ -209,6 +209,12 @@ pub struct Range {
     pub limit: Option<Bytes>,
 }
 
+impl Range {
+    pub(crate) fn contains(self, size: Bytes) -> bool {
+        self.required.is_none_or(|least| size >= least) && self.limit.is_none_or(|most| size <= most)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct LookRequest<'a> {
     pub volume: &'a VolumeId,
@@ -325,13 +331,17 @@ pub(crate) fn required<T>(field: &'static str, value: Option<T>) -> Result<T, Re
     value.ok_or(RequestError::Missing { field })
 }
 
+/// An empty text in csi.proto means not set.
+pub(crate) fn nonempty<'a>(field: &'static str, text: &'a str) -> Result<&'a str, RequestError> {
+    required(field, (!text.is_empty()).then_some(text))
+}
+
 pub(crate) fn volume_id(text: &str) -> Result<VolumeId, RequestError> {
-    required("volume_id", (!text.is_empty()).then_some(text))?.parse().map_err(RequestError::VolumeId)
+    nonempty("volume_id", text)?.parse().map_err(RequestError::VolumeId)
 }
 
 fn path(field: &'static str, text: &str, kubelet: &Path) -> Result<TargetPath, RequestError> {
-    let text = required(field, (!text.is_empty()).then_some(text))?;
-    TargetPath::parse(text, kubelet).map_err(|source| RequestError::Path { field, source })
+    TargetPath::parse(nonempty(field, text)?, kubelet).map_err(|source| RequestError::Path { field, source })
 }
 
 fn check_mount(MountVolume { fs_type, mount_flags, volume_mount_group }: &MountVolume) -> Result<(), RequestError> {

@@ -86,10 +86,8 @@ impl<H: Host> GroupController for ControllerService<H> {
         request: Request<GetVolumeGroupSnapshotRequest>,
     ) -> Result<Response<GetVolumeGroupSnapshotResponse>, Status> {
         let GetVolumeGroupSnapshotRequest { group_snapshot_id, snapshot_ids, secrets: _ } = request.into_inner();
-        let id = match Named::snapshot("group_snapshot_id", &group_snapshot_id).map_err(ControllerError::from)? {
-            Named::Impossible => return Err(ControllerError::Impossible.into()),
-            Named::Volume(id) => id,
-        };
+        let named = Named::snapshot("group_snapshot_id", &group_snapshot_id).map_err(ControllerError::from)?;
+        let Named::Volume(id) = named else { return Err(ControllerError::Impossible.into()) };
         let group = id.clone();
         let members = self.on_disk(move |volumes| members(volumes, &group)).await?;
         let missing = || ControllerError::NoSnapshot(id.clone());

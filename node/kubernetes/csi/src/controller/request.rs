@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use units::Bytes;
 use volume::{BLOCK, Claim, IoLimits, Parameters, TOPOLOGY_KEY, VolumeId, VolumeMode};
 
-use crate::request::{Capability, Mode, NAME_MAX, Range, RequestError, range, required, volume_id};
+use crate::request::{Capability, Mode, NAME_MAX, Range, RequestError, nonempty, range, required, volume_id};
 
 /// Size of a volume without a requested size.
 const DEFAULT: Bytes = Bytes::GIB;
@@ -141,7 +141,7 @@ impl Create {
 
 impl<'a> RequestName<'a> {
     pub(crate) fn parse(text: &'a str) -> Result<Self, RequestError> {
-        let name = required("name", Some(text).filter(|name| !name.is_empty()))?;
+        let name = nonempty("name", text)?;
         let is_valid = name.len() <= NAME_MAX && !name.chars().any(char::is_control);
         if is_valid { Ok(Self(name)) } else { Err(RequestError::Name) }
     }
@@ -215,12 +215,7 @@ impl Named {
 
     /// `field` has the ID of a snapshot or group.
     pub(crate) fn snapshot(field: &'static str, text: &str) -> Result<Self, RequestError> {
-        required(field, Some(text).filter(|text| !text.is_empty()))?;
-        match volume_id(text) {
-            Ok(id) => Ok(Self::Volume(id)),
-            Err(RequestError::VolumeId(_)) => Ok(Self::Impossible),
-            Err(missing) => Err(missing),
-        }
+        Ok(nonempty(field, text)?.parse().map_or(Self::Impossible, Self::Volume))
     }
 }
 
@@ -319,10 +314,6 @@ impl Range {
     pub(crate) fn grown(self, size: Bytes) -> Result<Bytes, RequestError> {
         let wanted = self.required.map_or(size, |required| required.max(size));
         self.blocks(wanted).ok_or_else(|| self.impossible())
-    }
-
-    pub(crate) fn contains(self, size: Bytes) -> bool {
-        self.required.is_none_or(|least| size >= least) && self.limit.is_none_or(|most| size <= most)
     }
 
     fn blocks(self, size: Bytes) -> Option<Bytes> {

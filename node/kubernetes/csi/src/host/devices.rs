@@ -51,8 +51,8 @@ pub trait DeviceObserver: fmt::Debug + Send + Sync + 'static {
     fn withdraw(&self, device: DeviceNumber);
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoObserver;
+#[derive(Debug)]
+pub(super) struct NoObserver;
 
 impl DeviceObserver for NoObserver {
     fn publish(&self, _: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>> {
