@@ -170,7 +170,8 @@ mod tests {
     use std::num::{NonZeroU32, NonZeroU64};
     use std::time::SystemTime;
 
-    use fsquota::{Fault, Limits, ProjectId, Usage};
+    use envtest::faults_of_each_kind;
+    use fsquota::{Limits, ProjectId, Usage};
     use proptest::prelude::*;
     use units::Inodes;
     use volume::{Allocation, Claim, IoLimits, Mode, Owner, Record, RecordError, Sharing, State};
@@ -188,20 +189,6 @@ mod tests {
             shown,
             used: Usage { bytes: Bytes::new(used.0), inodes: Inodes::new(used.1) },
         })
-    }
-
-    /// A fault of each kind.
-    fn faults_of_disk() -> Vec<DiskFault> {
-        let (count, text) = (NonZeroU32::MIN, "nvme0n1: it is read-only".to_owned());
-        let faults = vec![
-            DiskFault::FileSystem(Fault::ShutDown),
-            DiskFault::FileSystem(Fault::Metadata),
-            DiskFault::FileSystem(Fault::Groups { damaged: count, first: 5 }),
-            DiskFault::Requests(NonZeroU64::MIN),
-            DiskFault::Warnings { count, text },
-        ];
-        assert!(faults.iter().map(DiskFault::kind).eq(DiskFault::KINDS));
-        faults
     }
 
     /// Condition of a volume on a disk without faults.
@@ -252,15 +239,15 @@ mod tests {
 
     #[test]
     fn all_faults_are_named() {
-        let disk = faults_of_disk();
+        let disk = faults_of_each_kind();
         let faulty = condition(&quota(Some(10), Some(10), (9, 1)), &Health { disk, limits_changed: true });
         assert!(faulty.abnormal);
         for says in [
             "XFS has shut the file system down",
             "counters or quota records",
             "metadata in allocation groups",
-            "1 requests to the disk failed",
-            "warns about nvme0n1: it is read-only",
+            "7 requests to the disk failed",
+            "warns about nvme0n1: three warnings",
             "limits were changed",
             "90 %",
         ] {
@@ -273,7 +260,7 @@ mod tests {
         use StorageHealthErrorType::{StorageDegraded, StorageUnreachable};
         use VolumeHealthErrorType::{Degraded, Inaccessible};
 
-        let disk = faults_of_disk();
+        let disk = faults_of_each_kind();
         let storage: Vec<_> = storage_health(&disk).into_iter().map(|entry| (entry.status(), entry.reason)).collect();
         let expected = [
             (StorageUnreachable, "FileSystemShutDown"),
