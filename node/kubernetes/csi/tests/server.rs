@@ -5,6 +5,7 @@ mod fake;
 mod kubelet;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -34,6 +35,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use units::Bytes;
+use volume::VolumeId;
 
 /// Attributes of the mount of a directory.
 const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
@@ -68,6 +70,11 @@ impl Node {
         Self::start_as(host, change, |plugin| plugin).await
     }
 
+    /// Starts a plugin that often checks the devices.
+    async fn start_watching(host: &FakeHost) -> Self {
+        Self::start_with(host, |settings| settings.watch = Duration::from_millis(5)).await
+    }
+
     async fn start_as(
         host: &FakeHost,
         change: impl FnOnce(&mut Settings),
@@ -82,6 +89,13 @@ impl Node {
         let supervisor = supervise(&plugin).await;
         let kubelet = Kubelet { directory: directory.path().to_owned() };
         Self { supervisor, plugin, registry, kubelet, _directory: directory }
+    }
+
+    /// Waits for a revoked detach of the volume. Returns the numbers of all volumes.
+    async fn revoked(&self, volume: &str) -> BTreeMap<VolumeId, u64> {
+        let mut revoked = self.plugin.revoked();
+        let counted = revoked.wait_for(|counts| counts.contains_key(&fake::id(volume)));
+        tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs").clone()
     }
 
     fn registration_socket(&self) -> PathBuf {
@@ -112,8 +126,7 @@ async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn a_failed_publish_is_undone() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
+    let host = FakeHost::with_images(&["pvc-1"]);
     let (node, mut client) = Node::with_client(&host).await;
     host.fail(Step::Bind(Attributes { no_dev: false, ..Attributes::INERT }));
     let failed = client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await;
@@ -125,8 +138,7 @@ async fn a_failed_publish_is_undone() {
 /// The provisioner retries the deletion of the volume then, and a loop device would fail it again.
 #[tokio::test]
 async fn an_unpublish_is_announced_once_and_after_the_detach() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
+    let host = FakeHost::with_images(&["pvc-1"]);
     let (node, mut client) = Node::with_client(&host).await;
     for target in ["a", "b"] {
         client.node_publish_volume(node.kubelet.publish_block("pvc-1", target, MANY)).await.expect("publish");
@@ -141,9 +153,8 @@ async fn an_unpublish_is_announced_once_and_after_the_detach() {
 /// Regression: if the plugin itself detached the device before the kubelet tried again, nothing was announced.
 #[tokio::test]
 async fn an_unpublish_whose_detach_failed_is_announced_when_the_device_is_detached() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
-    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let host = FakeHost::with_images(&["pvc-1"]);
+    let node = Node::start_watching(&host).await;
     let mut client = node.kubelet.client().await;
     let mut expected = Vec::new();
     for is_detached_by_the_plugin in [false, true] {
@@ -167,11 +178,10 @@ async fn an_unpublish_whose_detach_failed_is_announced_when_the_device_is_detach
 /// or the next start.
 #[tokio::test]
 async fn a_failed_detach_by_the_plugin_is_repeated() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
+    let host = FakeHost::with_images(&["pvc-1"]);
     host.fail_releases(true);
     host.leave_idle("pvc-1");
-    let _node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let _node = Node::start_watching(&host).await;
     // One attempt is that of the start, and one that of the only report.
     eventually("it is tried again", || host.releases() >= 4).await;
     assert!(host.unpublished().is_empty());
@@ -183,9 +193,8 @@ async fn a_failed_detach_by_the_plugin_is_repeated() {
 /// Regression: each publish that the watch saw in progress was announced as an unpublish.
 #[tokio::test]
 async fn a_device_whose_publish_was_in_progress_is_not_announced() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
-    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let host = FakeHost::with_images(&["pvc-1"]);
+    let node = Node::start_watching(&host).await;
     let mut client = node.kubelet.client().await;
     client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect("publish");
     host.hold("pvc-1");
@@ -199,39 +208,29 @@ async fn a_device_whose_publish_was_in_progress_is_not_announced() {
 
 #[tokio::test]
 async fn a_revoked_detach_is_counted_by_volume_and_forgotten_with_it() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
-    host.set_image("pvc-2", Bytes::GIB);
-    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
-    let mut revoked = node.plugin.revoked();
+    let host = FakeHost::with_images(&["pvc-1", "pvc-2"]);
+    let node = Node::start_watching(&host).await;
     host.revoke("pvc-1");
-    let counted = revoked.wait_for(|counts| counts.get(&fake::id("pvc-1")) == Some(&1));
-    drop(tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs"));
+    assert_eq!(node.revoked("pvc-1").await, BTreeMap::from([(fake::id("pvc-1"), 1)]));
     let metrics = prometheus::TextEncoder::new().encode_to_string(&node.registry.gather()).expect("text");
     assert!(metrics.contains("granary_loop_detaches_revoked_total 1\n"), "{metrics}");
 
     // Regression: each volume whose device a pod ever tried to detach stayed in the map.
     host.delete("pvc-1");
     host.revoke("pvc-2");
-    let counted = revoked.wait_for(|counts| counts.get(&fake::id("pvc-2")) == Some(&1));
-    let counts = tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs").clone();
-    assert_eq!(counts.keys().collect::<Vec<_>>(), [&fake::id("pvc-2")]);
+    assert_eq!(node.revoked("pvc-2").await, BTreeMap::from([(fake::id("pvc-2"), 1)]));
 }
 
 /// Regression: the watch waited for each detach, and for the calls that ran before the detach.
 #[tokio::test]
 async fn a_slow_detach_delays_no_revocation() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
-    host.set_image("pvc-2", Bytes::GIB);
-    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
-    let mut revoked = node.plugin.revoked();
+    let host = FakeHost::with_images(&["pvc-1", "pvc-2"]);
+    let node = Node::start_watching(&host).await;
     host.hold("pvc-1");
     host.leave_idle("pvc-1");
     eventually("the detach has begun", || host.works_on("pvc-1")).await;
     host.revoke("pvc-2");
-    let counted = revoked.wait_for(|counts| counts.contains_key(&fake::id("pvc-2")));
-    drop(tokio::time::timeout(LIMIT, counted).await.expect("in time").expect("the plugin runs"));
+    node.revoked("pvc-2").await;
     assert_eq!(host.devices(), 1, "the detach is not finished");
     host.release("pvc-1");
     eventually("the device is detached", || host.devices() == 0).await;
@@ -242,7 +241,7 @@ async fn a_slow_detach_delays_no_revocation() {
 async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
     let host = FakeHost::default();
     host.fail_adoptions(true);
-    let _node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let _node = Node::start_watching(&host).await;
     eventually("it is tried again", || host.adoptions() >= 3).await;
     host.fail_adoptions(false);
     let failed = host.adoptions();
@@ -254,8 +253,7 @@ async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
 #[tokio::test]
 async fn canceled_looks_at_a_disk_that_hangs_are_limited() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
     host.hang_looks(true);
     let mut calls = JoinSet::new();
@@ -325,7 +323,7 @@ async fn operations_on_a_disk_that_hangs_are_limited() {
     let names: Vec<_> = (0..300).map(|number| format!("pvc-{number}")).collect();
     let volumes: Vec<_> = names.iter().map(String::as_str).collect();
     let host = FakeHost::with_volumes(&volumes);
-    let node = Node::start_with(&host, |settings| settings.watch = Duration::from_millis(5)).await;
+    let node = Node::start_watching(&host).await;
     // A detach by the plugin itself has one of the 256 permits.
     host.hold("pvc-idle");
     host.leave_idle("pvc-idle");
@@ -350,6 +348,7 @@ async fn many_calls_for_a_volume_that_hangs_do_not_delay_others() {
     tokio::time::timeout(LIMIT, fast).await.expect("it does not wait for the slow volume");
     host.release("pvc-slow");
     complete(calls).await;
+    assert!(!host.overlapped());
 }
 
 async fn remove_snapshot(mut client: ControllerClient<Channel>, number: usize) -> Result<(), Status> {
@@ -398,30 +397,10 @@ async fn the_plugin_reads_the_faults_of_the_disk_itself() {
 }
 
 #[tokio::test]
-async fn a_slow_volume_does_not_delay_others() {
-    let host = FakeHost::with_volumes(&["pvc-slow", "pvc-fast"]);
-    let node = Node::start(&host).await;
-    host.hold("pvc-slow");
-    let mut client = node.kubelet.client().await;
-    let (mut one, mut two) = (client.clone(), client.clone());
-    let (first, second) = (node.kubelet.publish("pvc-slow", "a", MANY), node.kubelet.publish("pvc-slow", "b", MANY));
-    let slow = async { tokio::join!(one.node_publish_volume(first), two.node_publish_volume(second)) };
-    let fast = async {
-        eventually("the slow volume is being worked on", || host.works_on("pvc-slow")).await;
-        client.node_publish_volume(node.kubelet.publish("pvc-fast", "c", MANY)).await.expect("publish");
-        host.release("pvc-slow");
-    };
-    let ((first, second), ()) = tokio::join!(slow, fast);
-    first.and(second).expect("both are published in the end");
-    assert!(!host.overlapped());
-}
-
-#[tokio::test]
 async fn a_canceled_call_keeps_its_lock() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
-    let node = Node::start(&host).await;
+    let (node, mut client) = Node::with_client(&host).await;
     host.hold("pvc-1");
-    let mut client = node.kubelet.client().await;
     {
         let mut impatient = client.clone();
         let call = impatient.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY));
@@ -453,9 +432,8 @@ async fn a_bug_is_an_internal_error_and_not_the_end() {
 #[tokio::test]
 async fn a_stop_completes_running_calls_and_removes_the_sockets() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
-    let node = Node::start(&host).await;
+    let (node, mut client) = Node::with_client(&host).await;
     host.hold("pvc-1");
-    let mut client = node.kubelet.client().await;
     let (socket, registration) = (node.kubelet.socket(), node.registration_socket());
     let call = client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY));
     let stop = async {

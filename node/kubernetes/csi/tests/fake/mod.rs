@@ -107,9 +107,11 @@ impl FakeHost {
         host
     }
 
-    /// Creates a block volume, or changes its size. Its devices keep the former size.
-    pub fn set_image(&self, volume: &str, size: Bytes) {
-        self.state().volumes.insert(id(volume), Content::Image(size));
+    /// A host with one block volume of 1 GiB for each name.
+    pub fn with_images(names: &[&str]) -> Self {
+        let host = Self::default();
+        host.state().volumes.extend(names.iter().map(|name| (id(name), Content::Image(Bytes::GIB))));
+        host
     }
 
     /// Steps that were executed so far.
