@@ -23,6 +23,7 @@ mod snapshots;
 use std::process::ExitCode;
 
 use envtest::{Failure, suite};
+use rollback::quota;
 use units::{Bytes, Inodes};
 use volume::{Claim, Mode, Owner, Record, State, VolumeId};
 
@@ -75,9 +76,9 @@ fn main() -> ExitCode {
         rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
-        rollback::a_quota_denies_a_rollback_before_it_begins,
-        rollback::rollbacks_do_not_bypass_a_quota,
-        rollback::an_id_that_a_user_writes_does_not_bypass_a_quota,
+        quota::a_quota_denies_a_rollback_before_it_begins,
+        quota::rollbacks_do_not_bypass_a_quota,
+        quota::an_id_that_a_user_writes_does_not_bypass_a_quota,
         rollback::a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback,
         rollback::a_content_of_another_node_delays_the_end_of_a_rollback,
         rollback::a_kept_snapshot_that_a_user_annotates_stays,

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
@@ -10,7 +9,7 @@ use cluster::snapshot::group::HANDLE;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use envtest::{Cluster, Failure, Identity, SnapshotApi, create, denied, merge, merge_status};
 use fsquota::ProjectId;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use provisioner::Settings;
@@ -23,12 +22,41 @@ use volume::{
 use crate::capacity::metric;
 use crate::node::{Node, until};
 
+pub mod quota;
+
 /// A node with a bound claim `data`, and its snapshot `before`.
 struct Fixture {
     node: Node,
     api: SnapshotApi,
     volume: VolumeId,
-    content: DynamicObject,
+    snapshot: VolumeId,
+}
+
+/// Takes a snapshot of the volume.
+async fn take(node: &Node, api: &SnapshotApi, name: &str, volume: &VolumeId) -> Result<VolumeId, Failure> {
+    let content = api.create(name, Some(&node.name), json!({"volumeHandle": volume.as_str()}), json!({})).await?;
+    api.ready(name, &content.name_any()).await?;
+    Ok(format!("snapshot-{}", content.uid().unwrap_or_default()).parse()?)
+}
+
+/// A VolumeSnapshot with this source.
+fn snapshot_of(name: &str, source: Value) -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
+        "spec": {"source": source},
+    })
+}
+
+/// A VolumeSnapshotContent of a node, with this ID and the VolumeSnapshot of this claim.
+fn content_of(node: &str, policy: &str, id: &str, namespace: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": {"name": id, "labels": {MANAGED_BY: node}},
+        "spec": {
+            "driver": "local.granary.dev", "deletionPolicy": policy, "source": {"snapshotHandle": id},
+            "volumeSnapshotRef": {"namespace": namespace, "name": name},
+        },
+    })
 }
 
 impl Fixture {
@@ -44,14 +72,8 @@ impl Fixture {
         let api = SnapshotApi::install(cluster, &node.namespace).await?;
         node.run().await?;
         let volume = node.volume("data", json!({"volumeMode": mode})).await?;
-        let source = json!({"volumeHandle": volume.as_str()});
-        let content = api.create("before", Some(&node.name), source, json!({})).await?;
-        api.ready("before", &content.name_any()).await?;
-        Ok(Self { node, api, volume, content })
-    }
-
-    fn snapshot(&self) -> Result<VolumeId, Failure> {
-        Ok(format!("snapshot-{}", self.content.uid().unwrap_or_default()).parse()?)
+        let snapshot = take(&node, &api, "before", &volume).await?;
+        Ok(Self { node, api, volume, snapshot })
     }
 
     async fn annotate(&self, annotations: Value) -> Result<(), Failure> {
@@ -66,14 +88,23 @@ impl Fixture {
     /// Requests a rollback, and waits until the content is copied. Returns the kept snapshot.
     async fn begin_to_copy(&self) -> Result<VolumeId, Failure> {
         self.node.volumes.set_passes(u32::MAX);
+        self.begin().await?;
+        let kept: VolumeId = self.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
+        self.copied(&kept).await?;
+        Ok(kept)
+    }
+
+    /// Requests a rollback, and waits until the node has begun it.
+    async fn begin(&self) -> Result<(), Failure> {
         self.annotate(json!({RESTORE_FROM: "before"})).await?;
         until("the annotation of the node", async || {
             Ok(self.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
         })
-        .await?;
-        let kept: VolumeId = self.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
-        until("the copy", async || Ok(self.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
-        Ok(kept)
+        .await
+    }
+
+    async fn copied(&self, kept: &VolumeId) -> Result<(), Failure> {
+        until("the copy", async || Ok(self.node.volumes.record(kept).is_none().then(|| "none".to_owned()))).await
     }
 
     /// Ends the process while the content is copied. Returns the kept snapshot and the claim of its record.
@@ -87,7 +118,7 @@ impl Fixture {
     /// Exchanges the content, as a process that ends before its next request to the API server.
     fn exchange(&self, kept: &VolumeId, claim: Claim) -> Result<(), Failure> {
         self.node.volumes.set_passes(0);
-        let want = RollbackRequest { claim, volume: self.volume.clone(), source: self.snapshot()? };
+        let want = RollbackRequest { claim, volume: self.volume.clone(), source: self.snapshot.clone() };
         let disk: &dyn Volumes = &*self.node.volumes;
         disk.roll_back(kept, &want)?;
         Ok(())
@@ -149,7 +180,7 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
     node.event_with("data", "RollbackStarted", &["snapshot before", "To cancel"]).await?;
     fixture.ended().await?;
     node.event_with("data", "RolledBack", &["content of snapshot before", "to undo"]).await?;
-    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
+    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot.clone()));
     let name = fixture.name_of_kept().await?;
     assert!(name.starts_with("data-before-rollback-"), "{name}");
     let content = fixture.kept(&name).await?;
@@ -195,11 +226,7 @@ pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>)
     })
     .await?;
     // Request the rollback again, and let it complete.
-    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    until("the annotation of the node", async || {
-        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
-    })
-    .await?;
+    fixture.begin().await?;
     let in_use = r#"granary_volume_operations_total{operation="roll_back",result="in_use"}"#;
     let passes = || metric(node, in_use).ok().flatten().unwrap_or_default();
     let before = passes();
@@ -213,7 +240,7 @@ pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>)
     node.volumes.set_published(volume, None);
     fixture.ended().await?;
     assert!(begin.elapsed() < Duration::from_millis(7500), "{:?}", begin.elapsed());
-    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
+    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot.clone()));
     fixture.end().await
 }
 
@@ -231,7 +258,7 @@ pub async fn a_rollback_waits_for_the_end_of_a_clone_with_an_event(cluster: Arc<
     assert_eq!(node.volumes.source(volume), None);
     node.volumes.lose(&clone);
     fixture.ended().await?;
-    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
+    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot.clone()));
     fixture.end().await
 }
 
@@ -270,103 +297,6 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
     fixture.end().await
 }
 
-/// Creates a quota, as an administrator does, which allows no other VolumeSnapshot in the namespace.
-async fn forbid_snapshots(fixture: &Fixture) -> Result<Api<ResourceQuota>, Failure> {
-    const COUNT: &str = "count/volumesnapshots.snapshot.storage.k8s.io";
-    let Fixture { node, api, .. } = fixture;
-    let quotas = Api::<ResourceQuota>::namespaced(node.admin.clone(), &node.namespace);
-    let quota = json!({"metadata": {"name": "snapshots"}, "spec": {"hard": {COUNT: "1"}}});
-    create(&quotas, quota).await?;
-    let second: DynamicObject = serde_json::from_value(json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "second"},
-        "spec": {"source": {"persistentVolumeClaimName": "data"}},
-    }))?;
-    let dry = PostParams { dry_run: true, ..PostParams::default() };
-    // The controller of quotas discovers the resource within 30 seconds, and looks at an earlier quota only when its
-    // limits change.
-    let others = AtomicU32::new(1000);
-    until("the quota in force", async || match api.snapshots.create(&dry, &second).await {
-        Err(kube::Error::Api(status)) if status.message.contains("exceeded quota") => Ok(None),
-        Err(kube::Error::Api(status)) if status.is_forbidden() => {
-            let hard = json!({"count/configmaps": others.fetch_add(1, Ordering::Relaxed).to_string()});
-            let changed = Patch::Merge(json!({"spec": {"hard": hard}}));
-            quotas.patch("snapshots", &PatchParams::default(), &changed).await?;
-            Ok(Some(status.message))
-        }
-        created => created.map(|found| Some(found.name_any())),
-    })
-    .await?;
-    Ok(quotas)
-}
-
-pub async fn a_quota_denies_a_rollback_before_it_begins(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let fixture = Fixture::new(&cluster, "rollback-quota").await?;
-    let Fixture { node, volume, .. } = &fixture;
-    let quotas = forbid_snapshots(&fixture).await?;
-    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    node.event_with("data", "RollbackFailed", &["the volume has its former content", "exceeded quota"]).await?;
-    assert_eq!(fixture.annotation(ROLLBACK).await?, None, "nothing is copied");
-    assert_eq!(node.volumes.source(volume), None);
-    quotas.delete("snapshots", &DeleteParams::default()).await?;
-    fixture.ended().await?;
-    fixture.end().await
-}
-
-/// The owner of a claim uses the quota up while the content is copied, removes the request after the exchange, and
-/// begins again. Regression: the former content never had a VolumeSnapshot, and each round kept one more.
-pub async fn rollbacks_do_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut fixture = Fixture::new(&cluster, "rollback-bypass").await?;
-    let (kept, claim) = fixture.end_within_the_copy().await?;
-    let quotas = forbid_snapshots(&fixture).await?;
-    fixture.exchange(&kept, claim.clone())?;
-    fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
-    fixture.node.run().await?;
-    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    fixture
-        .node
-        .event_with("data", "RollbackFailed", &["an earlier rollback", "create the kept snapshot", "exceeded quota"])
-        .await?;
-    let record = fixture.node.volumes.record(&kept).ok_or("the former content")?;
-    assert!(record.rollback().is_some(), "it has not ended");
-    let content = fixture.api.contents.get_opt(kept.as_str()).await?;
-    assert!(content.is_none(), "a content would hide the orphan");
-    assert_eq!(fixture.annotation(ROLLBACK).await?, None, "no other one begins");
-    quotas.delete("snapshots", &DeleteParams::default()).await?;
-    fixture.ended().await?;
-    assert_eq!(fixture.kept(&claim.name).await?.name_any(), kept.as_str());
-    fixture.end().await
-}
-
-/// The owner of a claim writes the node's annotation, with an ID for which no rollback has begun. Regression: the node
-/// did not end the earlier rollback. Each ID kept one more copy until a sweep, or one more former content without a
-/// VolumeSnapshot, which no quota limits.
-pub async fn an_id_that_a_user_writes_does_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut fixture = Fixture::new(&cluster, "rollback-written").await?;
-    let earlier = fixture.begin_to_copy().await?;
-    let uid = fixture.node.claims().get("data").await?.uid().unwrap_or_default();
-    let id = |version: &str| format!("snapshot-{uid}-{version}").parse::<VolumeId>();
-    let (first, second) = (id("first")?, id("second")?);
-    fixture.annotate(json!({ROLLBACK: first.as_str()})).await?;
-    until("the other copy", async || Ok(fixture.node.volumes.record(&first).is_none().then(|| "none".to_owned())))
-        .await?;
-    assert_eq!(fixture.node.volumes.record(&earlier), None, "its copy has no request");
-
-    fixture.node.halt().await?;
-    let claim = fixture.node.volumes.record(&first).ok_or("a record")?.claim;
-    let quotas = forbid_snapshots(&fixture).await?;
-    fixture.exchange(&first, claim.clone())?;
-    fixture.annotate(json!({ROLLBACK: second.as_str()})).await?;
-    fixture.node.run().await?;
-    fixture.node.event_with("data", "RollbackFailed", &["an earlier rollback", "exceeded quota"]).await?;
-    let record = fixture.node.volumes.record(&first).ok_or("the former content")?;
-    assert!(record.rollback().is_some(), "it has not ended");
-    assert_eq!(fixture.node.volumes.record(&second), None, "no other one begins");
-    quotas.delete("snapshots", &DeleteParams::default()).await?;
-    fixture.ended().await?;
-    assert_eq!(fixture.kept(&claim.name).await?.name_any(), first.as_str());
-    fixture.end().await
-}
-
 /// Regression: the node accepted a VolumeSnapshot of another user as the one of the former content. That content had no
 /// VolumeSnapshot then, and stayed on the disk when the user deleted the supposed kept snapshot.
 pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -374,10 +304,7 @@ pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: A
     let (kept, claim) = fixture.end_within_the_copy().await?;
     // The ID on the claim has the number of the name.
     let name = format!("data-before-rollback-{}", kept.as_str().rsplit('-').next().unwrap_or_default());
-    let other = json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
-        "spec": {"source": {"persistentVolumeClaimName": "data"}},
-    });
+    let other = snapshot_of(&name, json!({"persistentVolumeClaimName": "data"}));
     create(&fixture.api.snapshots, other).await?;
     fixture.exchange(&kept, claim)?;
     fixture.node.run().await?;
@@ -393,14 +320,7 @@ pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: A
 pub async fn a_content_of_another_node_delays_the_end_of_a_rollback(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-content").await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
-    let foreign = json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
-        "metadata": {"name": kept.as_str(), "labels": {MANAGED_BY: "another"}},
-        "spec": {
-            "driver": "local.granary.dev", "deletionPolicy": "Delete", "source": {"snapshotHandle": kept.as_str()},
-            "volumeSnapshotRef": {"namespace": claim.namespace, "name": claim.name},
-        },
-    });
+    let foreign = content_of("another", "Delete", kept.as_str(), &claim.namespace, &claim.name);
     create(&fixture.api.contents, foreign).await?;
     fixture.exchange(&kept, claim)?;
     fixture.node.run().await?;
@@ -471,13 +391,10 @@ pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Re
 /// The process ended after the content was exchanged, and a user named another snapshot before the next pass.
 pub async fn a_request_for_another_snapshot_is_served_afterwards(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-other").await?;
-    let handle = json!({"volumeHandle": fixture.volume.as_str()});
-    let other = fixture.api.create("other", Some(&fixture.node.name), handle, json!({})).await?;
-    fixture.api.ready("other", &other.name_any()).await?;
-    let other: VolumeId = format!("snapshot-{}", other.uid().unwrap_or_default()).parse()?;
+    let other = take(&fixture.node, &fixture.api, "other", &fixture.volume).await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
     fixture.exchange(&kept, claim)?;
-    assert_eq!(fixture.node.volumes.source(&fixture.volume), Some(fixture.snapshot()?));
+    assert_eq!(fixture.node.volumes.source(&fixture.volume), Some(fixture.snapshot.clone()));
     fixture.annotate(json!({RESTORE_FROM: "other"})).await?;
     fixture.node.run().await?;
     fixture.ended().await?;
@@ -528,10 +445,8 @@ pub async fn claims_are_served_while_removals_of_copies_take_long(cluster: Arc<C
         let (mut request, mut source) = (None, "snapshot-before".parse::<VolumeId>()?);
         if number % 2 == 1 {
             let snapshot = format!("before-{number}");
-            let handle = json!({"volumeHandle": volume.as_str()});
-            let content = api.create(&snapshot, Some(&node.name), handle, json!({})).await?;
-            api.ready(&snapshot, &content.name_any()).await?;
-            (request, source) = (Some(snapshot), format!("snapshot-{}", content.uid().unwrap_or_default()).parse()?);
+            source = take(node, api, &snapshot, &volume).await?;
+            request = Some(snapshot);
         }
         copies.push((name, request, volume, source, format!("snapshot-{uid}-1").parse::<VolumeId>()?));
     }
@@ -594,23 +509,12 @@ pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result
         ("data-before-rollback-1", json!({"volumeSnapshotContentName": "snapcontent-1"})),
         ("mine", json!({"volumeSnapshotContentName": kept})),
     ] {
-        let snapshot = json!({
-            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
-            "spec": {"source": source},
-        });
-        let created = api.snapshots.create(&dry, &serde_json::from_value(snapshot)?).await.map(drop);
+        let snapshot = serde_json::from_value(snapshot_of(name, source))?;
+        let created = api.snapshots.create(&dry, &snapshot).await.map(drop);
         denied(created, "creates the snapshots that rollbacks keep");
     }
-    let content = |node: &str, policy: &str| {
-        json!({
-            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
-            "metadata": {"name": kept, "labels": {MANAGED_BY: node}},
-            "spec": {
-                "driver": "local.granary.dev", "deletionPolicy": policy, "source": {"snapshotHandle": kept},
-                "volumeSnapshotRef": {"namespace": "rollback-rights", "name": "data-before-rollback-1"},
-            },
-        })
-    };
+    let content =
+        |node: &str, policy: &str| content_of(node, policy, &kept, "rollback-rights", "data-before-rollback-1");
     for (node, policy) in [("another", "Delete"), (node.name.as_str(), "Retain")] {
         let created = api.contents.create(&dry, &serde_json::from_value(content(node, policy))?).await.map(drop);
         denied(created, "contents of local.granary.dev");
