@@ -70,9 +70,9 @@ pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: im
 
 /// [`killed_before`] for work that starts processes, which run on after the kill. The copy is stopped twice at each
 /// call, which is slower: processes would inherit the filter of [`killed_before`], and without a tracer, their calls
-/// would fail with `ENOSYS`.
+/// would fail with `ENOSYS`. Calls of threads of the copy are counted too: see [`Call::is_of_other_thread`].
 pub fn parent_killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
-    kill_before(Traced::start(work), count, counted)
+    kill_before(Traced::start_with_threads(work), count, counted)
 }
 
 fn kill_before(mut child: Traced, count: usize, counted: impl Fn(&Call<'_>) -> bool) -> bool {
@@ -186,6 +186,34 @@ mod tests {
                 fs::create_dir(&own).unwrap();
             });
             assert_eq!((reached, other.exists(), own.exists()), (count == 0, true, count == 1));
+            fs::remove_dir_all(&scratch).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_parent_is_killed_before_calls_of_its_threads() {
+        for count in 0..=3 {
+            let scratch = scratch(&format!("parent-threads-{count}"));
+            let paths = ["own", "first", "second"].map(|name| scratch.join(name));
+            let threads = RefCell::new(Vec::new());
+            let counted = |call: &Call<'_>| {
+                let counts = is_mkdir(call);
+                if counts {
+                    threads.borrow_mut().push(call.is_of_other_thread());
+                }
+                counts
+            };
+            let reached = parent_killed_before(count, counted, || {
+                let [own, others @ ..] = &paths;
+                fs::create_dir(own).unwrap();
+                thread::scope(|scope| {
+                    scope.spawn(|| others.iter().for_each(|path| fs::create_dir(path).unwrap()));
+                });
+            });
+            assert_eq!(reached, count < paths.len());
+            assert_eq!(paths.each_ref().map(|path| path.exists()), [0, 1, 2].map(|number| number < count));
+            let expected = &[false, true, true][..paths.len().min(count + 1)];
+            assert_eq!(threads.into_inner(), expected);
             fs::remove_dir_all(&scratch).unwrap();
         }
     }

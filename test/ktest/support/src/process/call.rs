@@ -42,12 +42,17 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub(super) fn new(child: &'a mut Traced) -> Self {
-        let registers = ptrace::getregs(child.pid()).expect("the child stands still");
+        let registers = ptrace::getregs(child.stopped()).expect("the child stands still");
         Self { child, registers }
     }
 
     pub const fn number(&self) -> i64 {
         self.registers.orig_rax.cast_signed()
+    }
+
+    /// Whether a thread that the work has started makes the call.
+    pub fn is_of_other_thread(&self) -> bool {
+        self.child.stopped() != self.child.pid()
     }
 
     /// Values of all six argument registers, including those that the call does not use. syscall(2).
@@ -90,32 +95,32 @@ impl<'a> Call<'a> {
     /// Removes the durability of the call without an error in the child: a sync returns 0 and does nothing, and
     /// `O_DIRECT` is removed from the flags of `openat2`.
     pub fn omit_flush(mut self) {
-        let pid = self.child.pid();
+        let stopped = self.child.stopped();
         match self.flush().expect("a call that makes something durable") {
             Flush::Direct(_) => {
                 let [_, _, how, ..] = self.arguments();
                 let flags = self.how(how) & !i64::from(libc::O_DIRECT);
-                ptrace::write(pid, how as ptrace::AddressType, flags).expect("a struct open_how");
+                ptrace::write(stopped, how as ptrace::AddressType, flags).expect("a struct open_how");
             }
             Flush::Fsync(_) | Flush::Fdatasync(_) | Flush::Syncfs(_) => {
                 self.skip();
-                let mut registers = ptrace::getregs(pid).expect("the child stands still");
+                let mut registers = ptrace::getregs(stopped).expect("the child stands still");
                 registers.rax = 0;
-                ptrace::setregs(pid, registers).expect("the child stands still");
+                ptrace::setregs(stopped, registers).expect("the child stands still");
             }
         }
     }
 
     /// Flags of `openat2`: the first field of `struct open_how`, include/uapi/linux/openat2.h.
     fn how(&self, address: u64) -> i64 {
-        ptrace::read(self.child.pid(), address as ptrace::AddressType).expect("a struct open_how")
+        ptrace::read(self.child.stopped(), address as ptrace::AddressType).expect("a struct open_how")
     }
 
     /// Continues the child to the end of the call, which the kernel does not execute: no system call has the number
     /// `u64::MAX`.
     fn skip(&mut self) {
         self.registers.orig_rax = u64::MAX;
-        ptrace::setregs(self.child.pid(), self.registers).expect("the child stands still");
+        ptrace::setregs(self.child.stopped(), self.registers).expect("the child stands still");
         assert!(self.child.go_on(), "it ended in a call that does not exist");
     }
 }

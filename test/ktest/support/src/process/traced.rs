@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::libc::{
     PTRACE_EVENT_CLONE, PTRACE_EVENT_FORK, PTRACE_EVENT_SECCOMP, PTRACE_EVENT_VFORK, PTRACE_SYSCALL_INFO_EXIT,
 };
@@ -18,8 +19,10 @@ use super::pinned::Pinned;
 /// Stops of a [`Traced`] child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stops {
-    /// Before and after each call.
+    /// Before and after each call of the first thread.
     AllCalls,
+    /// Before and after each call of each thread.
+    CallsOfThreads,
     /// Once, before each call that is not harmless.
     FilteredCalls,
 }
@@ -29,6 +32,8 @@ impl Stops {
         let always = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
         match self {
             Self::AllCalls => always,
+            // The start of a process has another event, so processes run without a tracer.
+            Self::CallsOfThreads => always | Options::PTRACE_O_TRACECLONE,
             // Threads inherit the filter, so they need the tracer too. Processes are reported as errors.
             Self::FilteredCalls => {
                 always
@@ -42,13 +47,16 @@ impl Stops {
 }
 
 /// A [`Child`] that is stopped before its next system call. Only the thread that started the child may trace it. Calls
-/// of other threads of the child are executed without a report.
+/// of other threads of the child are executed without a report, except by
+/// [`parent_killed_before`](super::parent_killed_before).
 ///
 /// Parent and child are pinned to one CPU, because they run in turns. On two CPUs, each turn wakes the other CPU, which
 /// is slow in emulation, and a tracer that runs before its child has left the CPU sleeps for a tick.
 #[derive(Debug)]
 pub struct Traced {
     pid: Pid,
+    /// The thread whose call was reported last.
+    stopped: Pid,
     stops: Stops,
     _pinned: Pinned,
 }
@@ -57,6 +65,12 @@ impl Traced {
     /// Starts a child, which is stopped before `work` begins.
     pub fn start(work: impl FnOnce()) -> Self {
         Self::begin(Stops::AllCalls, work)
+    }
+
+    /// [`Traced::start`], which also reports the calls of threads that `work` starts. While one thread is stopped, the
+    /// others run. Processes that `work` starts are not traced.
+    pub(super) fn start_with_threads(work: impl FnOnce()) -> Self {
+        Self::begin(Stops::CallsOfThreads, work)
     }
 
     /// [`Traced::start`] with one stop for each call that is not harmless, and none for the others. `work` must not
@@ -81,14 +95,14 @@ impl Traced {
         });
         assert_eq!(waitpid(pid, None), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
         ptrace::setoptions(pid, stops.options()).expect("the child stands still");
-        Self { pid, stops, _pinned: pinned }
+        Self { pid, stopped: pid, stops, _pinned: pinned }
     }
 
     /// Continues the child until it enters its next system call, which has no effect yet. `None` if the child has
     /// ended.
     pub fn next_call(&mut self) -> Option<Call<'_>> {
         while self.go_on() {
-            if ptrace::syscall_info(self.pid).expect("it stands at a call").op != PTRACE_SYSCALL_INFO_EXIT {
+            if ptrace::syscall_info(self.stopped).expect("it stands at a call").op != PTRACE_SYSCALL_INFO_EXIT {
                 return Some(Call::new(self));
             }
         }
@@ -124,6 +138,11 @@ impl Traced {
         self.pid
     }
 
+    /// The thread that is stopped at the call that was reported last.
+    pub(super) const fn stopped(&self) -> Pid {
+        self.stopped
+    }
+
     /// The process group of the child, for waitpid(2).
     const fn group(&self) -> Pid {
         Pid::from_raw(-self.pid.as_raw())
@@ -135,19 +154,18 @@ impl Traced {
 
     /// Continues the child to its next stop at a system call. Returns `false` if the child has ended.
     pub(super) fn go_on(&mut self) -> bool {
-        let continued = match self.stops {
-            Stops::AllCalls => ptrace::syscall(self.pid, None),
-            Stops::FilteredCalls => ptrace::cont(self.pid, None),
-        };
-        continued.expect("it stands still");
+        self.resume(self.stopped).expect("it stands still");
         loop {
             match waitpid(self.group(), None) {
-                Ok(WaitStatus::PtraceSyscall(_)) => return true,
+                Ok(WaitStatus::PtraceSyscall(thread)) => {
+                    self.stopped = thread;
+                    return true;
+                }
                 Ok(WaitStatus::PtraceEvent(pid, _, PTRACE_EVENT_SECCOMP)) if pid == self.pid => return true,
                 Ok(WaitStatus::Exited(pid, 0)) if pid == self.pid => return false,
-                Ok(WaitStatus::PtraceEvent(thread, _, PTRACE_EVENT_SECCOMP | PTRACE_EVENT_CLONE)) => pass(thread),
+                Ok(WaitStatus::PtraceEvent(thread, _, PTRACE_EVENT_SECCOMP | PTRACE_EVENT_CLONE)) => self.pass(thread),
                 // A new thread or process begins with SIGSTOP. Before or after that, its parent reports it.
-                Ok(WaitStatus::Stopped(thread, Signal::SIGSTOP)) if self.has_thread(thread) => pass(thread),
+                Ok(WaitStatus::Stopped(thread, Signal::SIGSTOP)) if self.has_thread(thread) => self.pass(thread),
                 // The end of another thread.
                 Ok(WaitStatus::Exited(_, 0)) => {}
                 Ok(
@@ -158,10 +176,17 @@ impl Traced {
             }
         }
     }
-}
 
-/// Continues a thread of a child, whose call is not reported.
-fn pass(thread: Pid) {
-    // If the thread has been killed meanwhile, its end is reported next.
-    let _ = ptrace::cont(thread, None);
+    /// Continues a thread whose stop is not reported.
+    fn pass(&self, thread: Pid) {
+        // If the thread has been killed meanwhile, its end is reported next.
+        let _ = self.resume(thread);
+    }
+
+    fn resume(&self, thread: Pid) -> Result<(), Errno> {
+        match self.stops {
+            Stops::AllCalls | Stops::CallsOfThreads => ptrace::syscall(thread, None),
+            Stops::FilteredCalls => ptrace::cont(thread, None),
+        }
+    }
 }
