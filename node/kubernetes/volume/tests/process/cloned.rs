@@ -13,14 +13,14 @@ use nix::libc;
 use units::Bytes;
 use volume::{Access, Allocation, Claim, Error, Mode, Request, State, Store, VolumeId, Volumes as _};
 
-use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
+use crate::killed::{Steps, THICK, THIN, deleted, killed_at_calls, made, may_change_files, open};
 use crate::node::{byte_of, copied, id, only_byte, sized, snapshot_request};
 
 /// Eight times what the limit of an image of this size has beside its blocks.
 const SIZE: Bytes = Bytes::new(24 << 20);
 
 fn source_of(request: &Request) -> Request {
-    sized(&format!("{}-source", request.claim.name), request.mode, request.size)
+    sized("pvc-source", request.mode, request.size)
 }
 
 fn clone_of(source: &Request, request: &Request) -> Request {
@@ -63,18 +63,18 @@ const fn from(first: usize) -> Steps {
     Steps { first, stride: 3 }
 }
 
-fn with_source(store: &Store, request: &Request) {
-    let source = source_of(request);
-    made(store, &source);
-    write(store, &source, 1).unwrap();
+fn with_content(store: &Store, request: &Request) {
+    write(store, &source_of(request), 1).unwrap();
 }
 
 #[test]
 fn a_killed_clone_is_finished_by_the_next() {
-    killed_at(
+    killed_at_calls(
+        may_change_files,
         from(0),
         &[THICK, THIN],
-        with_source,
+        |request| vec![source_of(request)],
+        with_content,
         |store, request| drop(copied(store, &clone_of(&source_of(request), request))),
         |store, request| {
             let source = source_of(request);
@@ -85,17 +85,18 @@ fn a_killed_clone_is_finished_by_the_next() {
             // The content of the instant before or after the kill.
             assert!(byte.is_some_and(|byte| [1, 2].contains(&byte)));
             deleted(store, request);
-            deleted(store, &source);
         },
     );
 }
 
 #[test]
 fn a_killed_clone_is_undone_if_the_claim_is_gone() {
-    killed_at(
+    killed_at_calls(
+        may_change_files,
         from(2),
         &[THICK],
-        with_source,
+        |request| vec![source_of(request)],
+        with_content,
         |store, request| {
             let (source, id) = (source_of(request), id(&request.claim.name));
             while let Err(Error::Copying { .. }) = store.provision(&id, &clone_of(&source, request)) {}
@@ -105,7 +106,6 @@ fn a_killed_clone_is_undone_if_the_claim_is_gone() {
             store.undo(&id).unwrap();
             assert_eq!(store.undo(&id).unwrap(), Ensured::Unchanged(()));
             is_settled(store, &source, Bytes::ZERO);
-            deleted(store, &source);
         },
     );
 }

@@ -9,11 +9,10 @@ use std::os::unix::fs::FileExt as _;
 use dir::Ensured;
 use ktest_support::process::Call;
 use nix::libc::{SYS_renameat, SYS_renameat2};
-use units::Bytes;
 use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, State, Store, VolumeId, Volumes as _};
 
 use crate::cloned::{is_settled, write};
-use crate::killed::{Steps, THIN, deleted, killed_at, killed_at_calls, made};
+use crate::killed::{Steps, THIN, killed_at_calls, may_change_files};
 use crate::node::pods::Pods;
 use crate::node::{file, id, only_byte, sized, snapshot_request};
 use crate::trees::FILES;
@@ -26,15 +25,14 @@ const fn from(first: usize, stride: usize) -> Steps {
 
 /// Requests for a block volume and a filesystem volume.
 fn sources_of(request: &Request) -> [Request; 2] {
-    [(1, request.mode), (2, FILES)]
-        .map(|(number, mode)| sized(&format!("{}-source-{number}", request.claim.name), mode, request.size))
+    [(1, request.mode), (2, FILES)].map(|(number, mode)| sized(&format!("pvc-source-{number}"), mode, request.size))
 }
 
 fn group_of(request: &Request) -> GroupRequest {
     let member = |source: Request| {
         let claim = Claim { uid: request.claim.name.clone(), namespace: "default".into(), name: "both".into() };
         let want = snapshot_request(claim, id(&source.claim.name));
-        (id(&format!("group-{}", source.claim.name)), want)
+        (id(&format!("group-{}-{}", request.claim.name, source.claim.name)), want)
     };
     let members = sources_of(request).map(member).into();
     GroupRequest { id: id(&format!("group-{}", request.claim.name)), members, max_pause: DEFAULT_PAUSE }
@@ -57,9 +55,10 @@ fn write_all(store: &Store, request: &Request, byte: u8) {
     file.sync_all().unwrap();
 }
 
-fn with_sources(store: &Store, request: &Request) {
-    sources_of(request).iter().for_each(|source| drop(made(store, source)));
-    write_all(store, request, 1);
+/// Kills a process that takes a group. The sources stay for all runs.
+fn killed_group(counted: fn(&Call<'_>) -> bool, steps: Steps, after: impl Fn(&Store, &Request)) {
+    let write = |store: &Store, request: &Request| write_all(store, request, 1);
+    killed_at_calls(counted, steps, &[THIN], |request| sources_of(request).into(), write, taken, after);
 }
 
 fn taken(store: &Store, request: &Request) {
@@ -74,14 +73,12 @@ fn removed(store: &Store, request: &Request) {
     let [disk, files] = sources_of(request);
     let quota = store.open_volume(&id(&files.claim.name)).unwrap().quota().unwrap();
     assert_eq!(quota.limits.bytes, Some(files.size), "the headroom has ended");
-    deleted(store, &files);
-    is_settled(store, &disk, Bytes::ZERO);
-    deleted(store, &disk);
+    is_settled(store, &disk, files.reserved());
 }
 
 #[test]
 fn a_killed_group_is_taken_at_one_instant_by_the_next() {
-    killed_at(from(0, 7), &[THIN], with_sources, taken, |store, request| {
+    killed_group(may_change_files, from(0, 7), |store, request| {
         write_all(store, request, 2);
         taken(store, request);
         let content = only_byte(&contents(store, request));
@@ -92,7 +89,7 @@ fn a_killed_group_is_taken_at_one_instant_by_the_next() {
 
 #[test]
 fn a_killed_group_is_removed_if_its_content_is_gone() {
-    killed_at(from(3, 14), &[THIN], with_sources, taken, removed);
+    killed_group(may_change_files, from(3, 14), removed);
 }
 
 /// Records are replaced by renames.
@@ -105,7 +102,7 @@ fn renames(call: &Call<'_>) -> bool {
 #[test]
 fn a_killed_group_is_complete_or_undone_as_a_whole() {
     let between_marks = Cell::new(0);
-    killed_at_calls(renames, Steps { first: 0, stride: 1 }, &[THIN], with_sources, taken, |store, request| {
+    killed_group(renames, from(0, 1), |store, request| {
         let ids: BTreeSet<VolumeId> = group_of(request).members.into_keys().collect();
         let states = || ids.iter().map(|id| store.record(id).unwrap().map(|record| record.state)).collect::<Vec<_>>();
         let before = states();

@@ -10,7 +10,7 @@ use nix::libc;
 use units::{Bytes, Inodes};
 use volume::{Claim, Copying, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
 
-use crate::killed::{Steps, deleted, killed_at, made, open};
+use crate::killed::{Steps, deleted, killed_at_calls, made, may_change_files, open};
 use crate::node::{Node, SIZE, byte_of, copied, file, id, settings, sized, snapshot_request, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
@@ -23,7 +23,7 @@ pub const fn from(first: usize) -> Steps {
 }
 
 fn source_of(request: &Request) -> Request {
-    sized(&format!("{}-source", request.claim.name), request.mode, request.size)
+    sized("pvc-source", request.mode, request.size)
 }
 
 fn clone_of(request: &Request) -> Request {
@@ -44,10 +44,15 @@ fn write(store: &Store, request: &Request, byte: u8) {
     }
 }
 
-fn with_source(store: &Store, request: &Request) {
+fn with_content(store: &Store, request: &Request) {
     without_pods(store);
-    made(store, &source_of(request));
     write(store, request, 1);
+}
+
+/// [`killed_at_calls`] with one source for all runs.
+fn killed_copy(steps: Steps, work: impl Fn(&Store, &Request), after: impl Fn(&Store, &Request)) {
+    let sources = |request: &Request| vec![source_of(request)];
+    killed_at_calls(may_change_files, steps, &[FILES], sources, with_content, work, after);
 }
 
 fn cloned(store: &Store, request: &Request) {
@@ -64,7 +69,7 @@ fn is_settled(store: &Store, request: &Request, reserved: Bytes) {
 
 #[test]
 fn a_killed_clone_of_files_is_finished_by_the_next() {
-    killed_at(from(0), &[FILES], with_source, cloned, |store, request| {
+    killed_copy(from(0), cloned, |store, request| {
         without_pods(store);
         write(store, request, 2);
         cloned(store, request);
@@ -74,7 +79,6 @@ fn a_killed_clone_of_files_is_finished_by_the_next() {
         // The content of the instant before or after the kill.
         assert!(one == two && [1, 2].contains(&one), "{one} {two}");
         deleted(store, request);
-        deleted(store, &source_of(request));
     });
 }
 
@@ -83,12 +87,11 @@ fn a_killed_clone_of_files_is_undone_if_the_claim_is_gone() {
     let work = |store: &Store, request: &Request| {
         while let Err(Error::Copying { .. }) = store.provision(&id(&request.claim.name), &clone_of(request)) {}
     };
-    killed_at(from(1), &[FILES], with_source, work, |store, request| {
+    killed_copy(from(1), work, |store, request| {
         let clone = id(&request.claim.name);
         store.undo(&clone).unwrap();
         assert_eq!(store.undo(&clone).unwrap(), Ensured::Unchanged(()));
         is_settled(store, request, Bytes::ZERO);
-        deleted(store, &source_of(request));
     });
 }
 
@@ -102,7 +105,7 @@ fn a_killed_snapshot_of_files_is_finished_or_removed() {
         take(store, request);
         store.remove_snapshot(&id(&format!("snapshot-{}", request.claim.name))).unwrap();
     };
-    killed_at(from(2), &[FILES], with_source, work, |store, request| {
+    killed_copy(from(2), work, |store, request| {
         without_pods(store);
         write(store, request, 2);
         let snapshot = id(&format!("snapshot-{}", request.claim.name));
@@ -112,7 +115,6 @@ fn a_killed_snapshot_of_files_is_finished_or_removed() {
         }
         store.remove_snapshot(&snapshot).unwrap();
         is_settled(store, request, Bytes::ZERO);
-        deleted(store, &source_of(request));
     });
 }
 
@@ -127,7 +129,7 @@ fn a_copy_forces_the_log_for_many_files_together() {
     let request = sized("pvc-1", Mode::Filesystem { inodes: Inodes::new(1024) }, Bytes::new(16 << 20));
     made(&store, &source_of(&request));
     let write = |name: &str, size| {
-        file(&store, &id("pvc-1-source"), name).write_all_at(&vec![1; size], 0).unwrap();
+        file(&store, &id("pvc-source"), name).write_all_at(&vec![1; size], 0).unwrap();
     };
     (0..COUNT).for_each(|number| write(&number.to_string(), 100));
     write("large", 4 << 20);
@@ -145,7 +147,7 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     const PASSES: usize = 6;
     let disk = XfsDisk::with_project_quota();
     let request = sized("pvc-1", FILES, SIZE);
-    let (source, snapshot, want) = (id("pvc-1-source"), id("snapshot-1"), snapshot_of(&request));
+    let (source, snapshot, want) = (id("pvc-source"), id("snapshot-1"), snapshot_of(&request));
     let fill = |store: &Store, name: &str, size: u64| {
         let file = file(store, &source, name);
         file.write_all_at(&vec![1; size as usize], 0).unwrap();
@@ -171,7 +173,7 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
         assert!(waits, "nothing is left to copy");
     });
     // The pauses between flushes are 1, 2, 4 … seconds. The regression flushed in each pass.
-    for flushed in ["live/pvc-1-source", "staging/snapshot-1"] {
+    for flushed in ["live/pvc-source", "staging/snapshot-1"] {
         let count =
             flushes.iter().filter(|flush| matches!(flush, Flush::Syncfs(path) if path.ends_with(flushed))).count();
         assert!((1..PASSES).contains(&count), "{flushed}: {count}, {flushes:?}");
@@ -189,7 +191,8 @@ fn limits_that_cannot_be_lowered_are_lowered_by_the_next_pass_or_start() {
             let request = sized(&format!("pvc-{of_source}-{number}"), FILES, Bytes::MIB);
             let (clone, want) = (id(&request.claim.name), clone_of(&request));
             let store = open(disk.path());
-            with_source(&store, &request);
+            made(&store, &source_of(&request));
+            with_content(&store, &request);
             let source = store.records().unwrap().readable[&id(&source_of(&request).claim.name)].project;
             let counted = |call: &Call<'_>| {
                 let [_, command, project, ..] = call.arguments();
