@@ -40,6 +40,18 @@ pub enum Services {
     ForSidecarsAlone,
 }
 
+impl Services {
+    /// Number of shared volumes of each kind.
+    const fn shared_volumes(self) -> usize {
+        match self {
+            // Four behaviors at once take at most two each.
+            Self::NodeAlone => 10,
+            // With three volumes on a page, their list has three pages.
+            Self::BesideProvisioner | Self::ForSidecars | Self::ForSidecarsAlone => 4,
+        }
+    }
+}
+
 pub struct Node {
     runtime: Runtime,
     services: Services,
@@ -65,7 +77,7 @@ impl Node {
         let data = Dir::open(disk.path()).expect("the disk");
         let private = Mode::from_bits_truncate(0o700);
         data.create_dir(&Name::try_from("kubelet").expect("a name"), private).expect("a directory");
-        let volumes = Volumes::make(&data, disk.path().to_owned());
+        let volumes = Volumes::make(&data, disk.path().to_owned(), services.shared_volumes());
         let kubelet = disk.path().join("kubelet");
         for made in ["pods", "plugins/kubernetes.io/csi/volumeDevices/publish"] {
             std::fs::create_dir_all(kubelet.join(made)).expect("a directory of kubelet");

@@ -14,8 +14,6 @@ use volume::{Claim, Owner, Request, Store, VolumeId, Volumes as _};
 /// Size of shared volumes: enough for an XFS image.
 pub const SIZE: Bytes = Bytes::new(16 << 20);
 const INODES: Inodes = Inodes::new(1000);
-/// Number of shared volumes of each kind: four behaviors at once take at most two each.
-const SHARED: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -73,7 +71,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    pub(crate) fn make(data: &Dir, path: PathBuf) -> Self {
+    /// `shared` is the number of shared volumes of each kind.
+    pub(crate) fn make(data: &Dir, path: PathBuf, shared: usize) -> Self {
         let private = Mode::from_bits_truncate(0o700);
         let directory = data.create_dir(&Name::try_from("volumes").expect("a name"), private).expect("a directory");
         let store = Arc::new(Store::open(&directory, volume::Settings::default()).expect("a store"));
@@ -82,7 +81,7 @@ impl Volumes {
         let all: Vec<_> = Kind::ALL
             .into_iter()
             .flat_map(|kind| {
-                (0..SHARED).map(move |number| (kind, format!("pvc-shared-{kind:?}-{number}").to_lowercase()))
+                (0..shared).map(move |number| (kind, format!("pvc-shared-{kind:?}-{number}").to_lowercase()))
             })
             .map(|(kind, id)| volumes.stage(&id, kind, SIZE))
             .collect();

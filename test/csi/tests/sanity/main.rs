@@ -14,8 +14,8 @@ use serde::Deserialize;
 use crate::snapshots::records;
 
 /// Size of volumes in bytes. The time of a copy depends on it, and no spec does.
-const SIZE: u64 = 4 << 20;
-const EXPANDED: u64 = 8 << 20;
+const SIZE: u64 = 1 << 20;
+const EXPANDED: u64 = 2 << 20;
 
 /// A suite of ginkgo's JSON report.
 #[derive(Deserialize)]
