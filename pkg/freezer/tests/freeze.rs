@@ -245,7 +245,7 @@ fn a_killed_program_leaves_no_cgroup_frozen_for_a_second() {
 
 #[test]
 fn the_guard_thaws_at_the_deadline_and_the_program_gets_an_error() {
-    const BUDGET: Duration = Duration::from_secs(2);
+    const BUDGET: Duration = Duration::from_secs(1);
     let pod = Pod::start();
     let frozen = pod.freeze(BUDGET).unwrap();
     let begin = Instant::now();
