@@ -2,6 +2,7 @@
 
 use std::env;
 use std::process::{ExitCode, abort};
+use std::thread;
 
 use ktest_support::{boot, power_cut};
 
@@ -11,6 +12,9 @@ fn main() -> ExitCode {
     eprintln!("boot {} of process {}", boot(), std::process::id());
     match arguments.first().map(String::as_str) {
         Some("abort") => abort(),
+        Some("wait") => loop {
+            thread::park();
+        },
         Some("power") if boot() == 1 => power_cut(),
         _ => ExitCode::from(7),
     }

@@ -22,6 +22,9 @@ use std::time::Instant;
 
 use ktest_init::StepError;
 use ktest_runner::report;
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::unistd::getppid;
 
 use crate::arguments::Arguments;
 use crate::bazel::Bazel;
@@ -32,6 +35,9 @@ use crate::verdict::Verdict;
 
 /// Exit status if a program did not run to its end, as `env` and `timeout` have it for their own failures.
 const NOT_RUN: u8 = 125;
+
+/// Variable with the ID of the process with which this one ends.
+const PARENT: &str = "KTEST_PARENT";
 
 fn main() -> ExitCode {
     match run() {
@@ -45,6 +51,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode, StepError> {
     let start = Instant::now();
+    end_with_parent()?;
     let mut arguments = env::args_os();
     let config = Config::read(arguments.next().map(PathBuf::from))?;
     let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
@@ -67,6 +74,18 @@ fn run() -> Result<ExitCode, StepError> {
             Ok(ExitCode::from(NOT_RUN))
         }
     }
+}
+
+/// Lets the kernel kill this process, and QEMU with it, when the parent ends (`PR_SET_PDEATHSIG`, prctl(2)). A command
+/// that a user starts has no such variable, so that it can outlive its shell (`nohup`).
+fn end_with_parent() -> Result<(), StepError> {
+    let Ok(parent) = env::var(PARENT) else { return Ok(()) };
+    prctl::set_pdeathsig(Signal::SIGKILL).map_err(StepError::of("end with the parent process"))?;
+    // The parent may have ended before the call.
+    if parent == getppid().to_string() {
+        return Ok(());
+    }
+    Err(StepError::of(format!("use {PARENT}"))(format!("process {parent} is not the parent, or has ended")))
 }
 
 fn test(

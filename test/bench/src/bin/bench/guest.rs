@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{self, Command, ExitStatus, Stdio};
 
 use bench::{Sample, TimeSample, Word};
 use serde::de::DeserializeOwned;
@@ -55,6 +55,13 @@ pub(crate) fn measure(program: &Path, runs: u32, with_times: bool) -> Result<Mea
     Ok(measured)
 }
 
+/// The command of a program. If the program boots a guest, the guest ends with this process, also by a signal.
+pub(crate) fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("KTEST_PARENT", process::id().to_string());
+    command
+}
+
 /// Starts a program that prints one sample per line, and reads its output to the end.
 pub(crate) fn samples<T: DeserializeOwned>(
     program: &Path,
@@ -63,7 +70,7 @@ pub(crate) fn samples<T: DeserializeOwned>(
 ) -> Result<Vec<T>, GuestError> {
     let start = |source| GuestError::Start { program: program.to_path_buf(), source };
     let mut child =
-        Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(start)?;
+        command(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(start)?;
     let samples = child.stdout.take().map_or_else(|| Ok(Vec::new()), |stdout| read(BufReader::new(stdout), show));
     let status = child.wait().map_err(GuestError::Wait)?;
     match samples {

@@ -14,7 +14,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::path::Path;
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 
 use bench::{
     Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, NeighbourReport, NeighbourSample, PauseReport,
@@ -94,7 +94,7 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
         }
         Command::Soak { minutes, seed } => {
             let arguments_of_guest = ["soak", &format!("--minutes={minutes}"), &format!("--seed={seed}")];
-            Ok(process::Command::new(&arguments.soak_guest).args(arguments_of_guest).status()?.success())
+            Ok(guest::command(&arguments.soak_guest).args(arguments_of_guest).status()?.success())
         }
         Command::Mesh { json } => {
             let report = MeshReport::default();
