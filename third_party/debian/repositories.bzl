@@ -1,6 +1,6 @@
 """The repository of pinned Debian packages."""
 
-load(":urls.bzl", "package_urls")
+load(":urls.bzl", "package_query", "package_urls")
 
 _RENEW = "bazel run //third_party/debian:lock"
 _ARCHIVE = "To build with this version, name an archive of all versions with GRANARY_DEBIAN_ARCHIVE or GRANARY_DEBIAN_SECURITY_ARCHIVE"
@@ -20,17 +20,13 @@ def _security_mirror(ctx):
     named = ctx.getenv("GRANARY_DEBIAN_SECURITY_MIRROR")
     return (named or ctx.execute(["sh", str(ctx.path(ctx.attr._mirror)), "security"]).stdout.strip()).rstrip("/")
 
-def _found(ctx, mirror, lock, index):
+def _found(ctx, main, security, lock, index):
     """What the mirror has now of the package of this line of the lock, as `NAME VERSION`; None if it does not say."""
     packages = ctx.path(lock).dirname.get_child(lock.name.removesuffix(".lock") + ".packages")
-    if not packages.exists:
+    query = package_query(ctx.read(packages), index, main, security) if packages.exists else None
+    if not query:
         return None
-    lines = ctx.read(packages).splitlines()
-    suites = [line.removeprefix("# suite: ") for line in lines if line.startswith("# suite: ")]
-    patterns = [line for line in lines if not line.startswith("#")]
-    if not suites or index >= len(patterns):
-        return None
-    result = ctx.execute(["sh", str(ctx.path(ctx.attr._newest)), mirror, suites[0], patterns[index]])
+    result = ctx.execute(["sh", str(ctx.path(ctx.attr._newest))] + query)
     fields = result.stdout.split(" ")
     return " ".join(fields[:2]) if result.return_code == 0 and len(fields) == 5 else None
 
@@ -38,7 +34,7 @@ def _missing(lock, wanted, path, found):
     if not found:
         return "{}: the mirror no longer serves {} ({}), or cannot be reached. To pin what it serves now: {}. {}".format(lock, wanted, path, _RENEW, _ARCHIVE)
     if found == wanted:
-        return "{}: the mirror lists {} and does not serve it ({}): try again, or name another mirror with GRANARY_DEBIAN_MIRROR".format(lock, wanted, path)
+        return "{}: the mirror lists {} and does not serve it ({}): try again, or name another mirror with GRANARY_DEBIAN_MIRROR or GRANARY_DEBIAN_SECURITY_MIRROR".format(lock, wanted, path)
     return "{lock}: the mirror no longer serves a package that was pinned\n  wanted {wanted} ({path})\n  found  {found}\nTo pin what it serves now: {renew}\n{archive}".format(
         archive = _ARCHIVE,
         found = found,
@@ -95,10 +91,8 @@ def _parsed(ctx, lock):
     return packages, alternatives
 
 def _debian_packages_impl(ctx):
-    mirror = _mirror(ctx)
-
     # In the order of use, for each package. Only the mirror decides what is new.
-    main = [mirror, ctx.getenv("GRANARY_DEBIAN_ARCHIVE")]
+    main = [_mirror(ctx), ctx.getenv("GRANARY_DEBIAN_ARCHIVE")]
     security = [_security_mirror(ctx), ctx.getenv("GRANARY_DEBIAN_SECURITY_ARCHIVE")]
     names = []
     groups = {}
@@ -118,7 +112,7 @@ def _debian_packages_impl(ctx):
                 print("{}: the mirror does not serve {} {}; the build uses an older one. To pin what it serves now: {}. {}".format(lock, name, version, _RENEW, _ARCHIVE))
                 continue
             ctx.report_progress("asking the mirror for what it has instead of {} {}".format(name, version))
-            fail(_missing(lock, name + " " + version, path, _found(ctx, mirror, lock, index)))
+            fail(_missing(lock, name + " " + version, path, _found(ctx, main[0], security[0], lock, index)))
         groups[group] = [package[0] for package in chosen]
         names += groups[group]
 
