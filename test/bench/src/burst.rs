@@ -21,8 +21,6 @@ pub enum Way {
     LimitedLibrary,
     /// Volumes created in parallel like on the node, without an API server.
     Disk,
-    /// Volumes created one after the other, each with a walk over all quotas for a free ID.
-    DiskWithWalk,
 }
 
 /// Whether kube-controller-manager runs, which binds claims and PVs. It makes four writes per claim, equally for every
@@ -140,8 +138,7 @@ impl Goal {
 
 impl Way {
     /// All ways, in the order of the report.
-    pub const ALL: [Self; 6] =
-        [Self::Ours, Self::OneWorker, Self::Library, Self::LimitedLibrary, Self::Disk, Self::DiskWithWalk];
+    pub const ALL: [Self; 5] = [Self::Ours, Self::OneWorker, Self::Library, Self::LimitedLibrary, Self::Disk];
 
     pub const fn title(self) -> &'static str {
         match self {
@@ -150,14 +147,13 @@ impl Way {
             Self::Library => "API server: (baseline: library, 4 workers)",
             Self::LimitedLibrary => "API server: (baseline: library, 5 requests a second)",
             Self::Disk => "disk: as the node does",
-            Self::DiskWithWalk => "disk: (baseline: one worker, walk for an ID)",
         }
     }
 
     const fn ours(self) -> Self {
         match self {
             Self::Ours | Self::OneWorker | Self::Library | Self::LimitedLibrary => Self::Ours,
-            Self::Disk | Self::DiskWithWalk => Self::Disk,
+            Self::Disk => Self::Disk,
         }
     }
 }

@@ -33,7 +33,7 @@ pub use neighbour::{NeighbourFigure, NeighbourRatio, NeighbourReport, NeighbourS
 pub use operation::{Expected, Operation, Subject};
 pub use pause::{Changed, PauseFigure, PauseReport, PauseSample};
 pub use progress::Progress;
-pub use report::{Count, Figure, MissingSample, Ratio, Report};
+pub use report::{Count, Figure, MissingSample, Report};
 pub use requests::request_name;
 pub use sample::{DiskWork, Sample, Word, is_housekeeping, print};
 pub use scale::{ScaleFigure, ScaleReport, ScaleSample};

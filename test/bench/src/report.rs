@@ -15,7 +15,6 @@ pub struct Report {
     pub kernel: String,
     pub runs: u32,
     pub figures: Vec<Figure>,
-    pub ratios: Vec<Ratio>,
     /// Empty if nothing was timed.
     pub times: Vec<TimeFigure>,
     /// Limits that do not hold.
@@ -50,16 +49,6 @@ pub struct Count {
     pub by_name: BTreeMap<String, f64>,
 }
 
-/// Comparison of the node with a baseline that walks over all quotas for each new project ID.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Ratio {
-    pub task: &'static str,
-    pub present: u32,
-    pub baseline: f64,
-    pub ours: f64,
-    pub ratio: f64,
-}
-
 /// The report needs samples that are missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the guest sent no run of {operation} with {present} {}", operation.subject().things())]
@@ -77,7 +66,6 @@ impl Report {
         Ok(Self {
             kernel,
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
-            ratios: ratios(&figures),
             violations: figures
                 .iter()
                 .flat_map(violations)
@@ -124,23 +112,6 @@ fn count(operation: Operation, present: u32, samples: &[Sample]) -> Result<Count
         flush_ms: spread_in(1_000_000, &|sample| sample.disk.flush_ns)?,
         by_name: by_name.collect::<Result<_, _>>()?,
     })
-}
-
-fn ratios(figures: &[Figure]) -> Vec<Ratio> {
-    let mut ratios = Vec::new();
-    for (index, present) in Subject::Fsquota.populations().into_iter().enumerate() {
-        let median = |operation| {
-            let found = figures.iter().find(|figure| figure.operation == operation);
-            found.map_or(0.0, |figure| figure.counts[index].syscalls.median)
-        };
-        let (walk, next, set) = (median(Operation::WalkForId), median(Operation::Next), median(Operation::SetFirst));
-        for (task, baseline, ours) in
-            [("a project ID", walk, next), ("a project ID, then the first set", walk + set, next + set)]
-        {
-            ratios.push(Ratio { task, present, baseline, ours, ratio: baseline / ours });
-        }
-    }
-    ratios
 }
 
 fn violations(figure: &Figure) -> Vec<String> {
@@ -286,17 +257,6 @@ mod tests {
         let count = &report.figures.iter().find(|figure| figure.operation == Operation::Get).unwrap().counts[0];
         assert_eq!((count.syscalls.median, count.housekeeping.median), (2.0, 1.0));
         assert_eq!(count.by_name, BTreeMap::from([("brk".into(), 1.0), ("ioctl".into(), 2.0)]));
-    }
-
-    #[test]
-    fn the_baseline_is_compared_at_both_populations() {
-        let report = report(|operation, present| match operation {
-            Operation::WalkForId => 3 + u64::from(present),
-            Operation::Next => 32,
-            _ => limit(operation, present),
-        });
-        let ratios: Vec<_> = report.ratios.iter().map(|ratio| (ratio.present, ratio.ratio)).collect();
-        assert_eq!(ratios, [(0, 3.0), (0, 5.0 / 3.0), (1000, 1003.0), (1000, 335.0)]);
     }
 
     #[test]

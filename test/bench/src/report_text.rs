@@ -25,7 +25,6 @@ impl fmt::Display for Report {
             writeln!(f, "\n{}", timed::table(&self.times))?;
         }
         writeln!(f, "\n{}", names(&self.figures))?;
-        writeln!(f, "\n{}", ratios(self))?;
         verdict(f, "slopes and limits", self.violations.len())
     }
 }
@@ -112,18 +111,4 @@ fn list(count: &Count, calls: u32) -> String {
         times => format!("{times} {name}"),
     });
     names.collect::<Vec<_>>().join(", ")
-}
-
-fn ratios(report: &Report) -> Table {
-    let heads = ["compared with a walk over all quotas", "projects", "walk", "ours", "ratio"].map(String::from);
-    let rows = report.ratios.iter().map(|ratio| {
-        vec![
-            ratio.task.into(),
-            ratio.present.to_string(),
-            number(ratio.baseline),
-            number(ratio.ours),
-            format!("{:.1}", ratio.ratio),
-        ]
-    });
-    Table::new(heads.into(), rows.collect())
 }

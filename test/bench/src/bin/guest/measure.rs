@@ -85,12 +85,7 @@ fn populated(populate: fn(&Path, u32) -> Result<(), CallError>, present: u32) ->
 
 /// Serves `claims` claims at once, `runs` times, and prints the samples.
 pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), CallError> {
-    for run in 1..=runs {
-        let mut samples = Vec::new();
-        volumes::burst(run, claims, |sample| samples.push(sample))?;
-        samples.iter().try_for_each(print)?;
-    }
-    Ok(())
+    (1..=runs).try_for_each(|run| Ok(print(&volumes::burst(run, claims)?)?))
 }
 
 fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(), CallError> {

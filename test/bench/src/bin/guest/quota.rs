@@ -59,7 +59,7 @@ pub(crate) fn walk_for_id(mount: &Path, projects: u32) -> Result<(), CallError> 
     require("first free project ID", found, projects + 1)
 }
 
-pub(crate) fn first_free(fs: impl AsFd) -> Result<u32, FsError> {
+fn first_free(fs: impl AsFd) -> Result<u32, FsError> {
     let mut candidate = 1;
     for quota in fsquota::report(&fs)? {
         if quota?.id.get() > candidate {

@@ -53,29 +53,19 @@ pub(crate) fn discard(mount: &Path) -> Result<(), CallError> {
     Ok(measured(|| store.discard(&id).map(drop))??)
 }
 
-/// Serves `claims` claims at once on an empty disk: in parallel like the node, and one after the other.
-pub(crate) fn burst(run: u32, claims: u32, mut report: impl FnMut(BurstSample)) -> Result<(), CallError> {
-    for way in [Way::Disk, Way::DiskWithWalk] {
-        let disk = XfsDisk::with_project_quota();
-        let store = open(disk.path())?;
-        sync(disk.path())?;
-        let (start, before) = (std::time::Instant::now(), block_stats(disk.device()));
-        if way == Way::Disk {
-            at_once(0..claims, |number| claim(&store, &id("burst", number)?, filesystem()))?;
-        } else {
-            let fs = Dir::open(disk.path())?;
-            for number in 0..claims {
-                crate::quota::first_free(&fs)?;
-                claim(&store, &id("burst", number)?, filesystem())?;
-            }
-        }
-        let flushes = block_stats(disk.device()).since(before).flushes;
-        let milliseconds = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let times = BTreeMap::from([(Until::LastPv, milliseconds)]);
-        let (requests, cpu, without_quota) = (BTreeMap::new(), BTreeMap::new(), None);
-        report(BurstSample { way, binder: Binder::Stopped, run, claims, requests, flushes, times, cpu, without_quota });
-    }
-    Ok(())
+/// Serves `claims` claims at once on an empty disk, in parallel like the node.
+pub(crate) fn burst(run: u32, claims: u32) -> Result<BurstSample, CallError> {
+    let disk = XfsDisk::with_project_quota();
+    let store = open(disk.path())?;
+    sync(disk.path())?;
+    let (start, before) = (std::time::Instant::now(), block_stats(disk.device()));
+    at_once(0..claims, |number| claim(&store, &id("burst", number)?, filesystem()))?;
+    let flushes = block_stats(disk.device()).since(before).flushes;
+    let milliseconds = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let times = BTreeMap::from([(Until::LastPv, milliseconds)]);
+    let (way, binder, requests, cpu, without_quota) =
+        (Way::Disk, Binder::Stopped, BTreeMap::new(), BTreeMap::new(), None);
+    Ok(BurstSample { way, binder, run, claims, requests, flushes, times, cpu, without_quota })
 }
 
 pub(crate) fn new_claim(mount: &Path, mode: Mode) -> Result<(), CallError> {
