@@ -18,7 +18,7 @@ fn slopes_and_limits_of_storage_hold() {
     let output = Command::new(program("BENCH"))
         .arg(format!("--storage-guest={}", program("STORAGE_GUEST").display()))
         .args(UNUSED.split(' ').map(|file| format!("--{file}=none")))
-        .args(["storage", "--counts", "--runs=1", "--json=-"])
+        .args(["storage", "--counts", "--runs=1", "--json"])
         .stderr(Stdio::inherit())
         .output()
         .unwrap();

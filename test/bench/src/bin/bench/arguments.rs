@@ -1,10 +1,8 @@
 //! The command line.
 
-use std::convert::Infallible;
 use std::env;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
 use launch::Image;
@@ -33,6 +31,9 @@ pub(crate) struct Arguments {
     /// Files whose size is reported.
     #[arg(long, hide = true, value_parser = part_file)]
     pub(crate) part: Vec<PartFile>,
+    /// Prints the figures as JSON alone. By default, JSON is the last line below the table.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -52,10 +53,6 @@ pub(crate) enum Command {
         /// VM. It needs root.
         #[arg(long, value_name = "DIRECTORY", conflicts_with = "counts")]
         directory: Option<PathBuf>,
-        /// Destination of the figures as JSON: a file, or `-` for JSON alone on standard output. By default, JSON is
-        /// the last line below the table.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
     },
     /// Requests, flushes and speed of many claims at once, compared with other ways to serve them.
     Burst {
@@ -65,9 +62,6 @@ pub(crate) enum Command {
         /// Number of claims at once.
         #[arg(long, default_value = "500")]
         claims: NonZeroU32,
-        /// Like `--json` of `storage`.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
     },
     /// Memory and requests of the provisioner with many PVs, and with many claims of another driver.
     Scale {
@@ -77,9 +71,6 @@ pub(crate) enum Command {
         /// Number of claims with PVs of another driver.
         #[arg(long, default_value = "10000")]
         foreign: u32,
-        /// Like `--json` of `storage`.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
     },
     /// Reads and writes of a block volume's loop device, of its backing file and of a disk, in a VM.
     Io {
@@ -93,9 +84,6 @@ pub(crate) enum Command {
         /// MiB, and the loop driver.
         #[arg(long, value_name = "DIRECTORY")]
         directory: Option<PathBuf>,
-        /// Like `--json` of `storage`.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
     },
     /// Latency of file syncs in a VM, while a pod writes to a block volume on the same disk with and without I/O limits,
     /// and while a snapshot or a clone is copied.
@@ -106,9 +94,6 @@ pub(crate) enum Command {
         /// Duration of each measurement in a run.
         #[arg(long, default_value = "2000")]
         milliseconds: NonZeroU32,
-        /// Like `--json` of `storage`.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
     },
     /// Duration for which a snapshot of a volume with many files stops the pods, in a VM.
     Pause {
@@ -118,9 +103,6 @@ pub(crate) enum Command {
         /// Number of files in a volume. The files of 1 MiB need as much space in the temporary directory.
         #[arg(long, default_value = "10000")]
         files: NonZeroU32,
-        /// Like `--json` of `storage`.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
     },
     /// Uses a node in a VM for a long time, and compares its resources at the end with those at the start.
     Soak {
@@ -132,11 +114,7 @@ pub(crate) enum Command {
         seed: u64,
     },
     /// Netlink messages of the mesh and their bytes, with 10, 100 and 1,000 nodes.
-    Mesh {
-        /// Like `--json` of `storage`.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
-    },
+    Mesh,
     /// Size of the image by part, stages of its boot, and memory of the node's program.
     Image {
         /// Number of boots.
@@ -145,30 +123,7 @@ pub(crate) enum Command {
         /// Number of volumes that the node has at the end. In emulation, a hundred volumes take half a minute.
         #[arg(long, default_value = "1000")]
         volumes: u32,
-        /// Like `--json` of `storage`.
-        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
-        json: Json,
     },
-}
-
-/// Destination of the figures as JSON.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Json {
-    BelowTheTable,
-    Alone,
-    File(PathBuf),
-}
-
-impl FromStr for Json {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(match text {
-            "" => Self::BelowTheTable,
-            "-" => Self::Alone,
-            path => Self::File(path.into()),
-        })
-    }
 }
 
 /// Resolves a path relative to the user's working directory, because `bazel run` starts programs in another one.
@@ -181,29 +136,10 @@ pub(crate) fn from_where_the_person_is(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// Arguments without the files that the build passes.
-    #[derive(Debug, Parser)]
-    struct Measured {
-        #[command(subcommand)]
-        command: Command,
-    }
-
-    fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        match Measured::try_parse_from([&["bench", "storage"], arguments].concat())?.command {
-            Command::Storage { runs, json, .. } => Ok((runs.get(), json)),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn json_goes_where_it_is_sent() {
-        assert_eq!(storage(&[]).unwrap(), (5, Json::BelowTheTable));
-        assert_eq!(storage(&["--json", "-"]).unwrap(), (5, Json::Alone));
-        assert_eq!(storage(&["--runs=3", "--json=a.json"]).unwrap(), (3, Json::File("a.json".into())));
-    }
-
     #[test]
     fn no_run_at_all_is_wrong_usage() {
-        assert_eq!(storage(&["--runs=0"]).unwrap_err().exit_code(), 2);
+        let command = Command::augment_subcommands(clap::Command::new("bench"));
+        let error = command.try_get_matches_from(["bench", "storage", "--runs=0"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
     }
 }

@@ -10,7 +10,6 @@ mod image;
 
 use std::error::Error;
 use std::fmt::Display;
-use std::fs;
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -24,7 +23,7 @@ use clap::Parser;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::arguments::{Arguments, Command, Json};
+use crate::arguments::{Arguments, Command};
 use crate::guest::GuestError;
 
 /// Error that is only printed.
@@ -43,31 +42,31 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<bool, BenchError> {
     match arguments.command {
-        Command::Storage { runs, directory: Some(directory), json, .. } => {
+        Command::Storage { runs, directory: Some(directory), .. } => {
             let directory = arguments::from_where_the_person_is(&directory);
             let command = ["times".to_owned(), runs.to_string(), directory.display().to_string()];
             let samples = rounds(&arguments.io_program, &command, runs, |sample: &TimeSample| sample.run)?;
-            print(&TimeReport::new(&samples), &[""; 0], &json)
+            print(&TimeReport::new(&samples), &[""; 0], arguments.json)
         }
-        Command::Storage { runs, counts, directory: None, json } => {
+        Command::Storage { runs, counts, directory: None } => {
             let measured = guest::measure(&arguments.storage_guest, runs.get(), !counts)?;
             let report = Report::new(measured.kernel, &measured.samples, &measured.times)?;
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
-        Command::Burst { runs, claims, json } => {
+        Command::Burst { runs, claims } => {
             let command = ["burst".to_owned(), runs.to_string(), claims.to_string()];
             let mut samples: Vec<BurstSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
             samples.extend(rounds(&arguments.storage_guest, &command, runs, |sample: &BurstSample| sample.run)?);
             let report = Burst::new(&samples);
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
-        Command::Scale { own, foreign, json } => {
+        Command::Scale { own, foreign } => {
             let command = ["scale".to_owned(), own.to_string(), foreign.to_string()];
             let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
             let report = ScaleReport::new(&samples);
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
-        Command::Io { runs, milliseconds, directory, json } => {
+        Command::Io { runs, milliseconds, directory } => {
             let mut command = vec!["io".to_owned(), runs.to_string(), milliseconds.to_string()];
             let program = match &directory {
                 None => &arguments.io_guest,
@@ -78,29 +77,30 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
                 }
             };
             let report = IoReport::new(&rounds(program, &command, runs, |sample: &IoSample| sample.run)?);
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
-        Command::Neighbour { runs, milliseconds, json } => {
+        Command::Neighbour { runs, milliseconds } => {
             let command = ["neighbour".to_owned(), runs.to_string(), milliseconds.to_string()];
             let samples = rounds(&arguments.io_guest, &command, runs, |sample: &NeighbourSample| sample.run)?;
             let report = NeighbourReport::new(&samples);
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
-        Command::Pause { runs, files, json } => {
+        Command::Pause { runs, files } => {
             let command = ["pause".to_owned(), runs.to_string(), files.to_string()];
             let samples = rounds(&arguments.pause_guest, &command, runs, |sample: &PauseSample| sample.run)?;
             let report = PauseReport::new(&samples);
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
+        Command::Soak { .. } if arguments.json => Err("soak has no figures; leave out --json".into()),
         Command::Soak { minutes, seed } => {
             let arguments_of_guest = ["soak", &format!("--minutes={minutes}"), &format!("--seed={seed}")];
             Ok(guest::command(&arguments.soak_guest).args(arguments_of_guest).status()?.success())
         }
-        Command::Mesh { json } => {
+        Command::Mesh => {
             let report = MeshReport::default();
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
-        Command::Image { boots, volumes, json } => {
+        Command::Image { boots, volumes } => {
             let parts = image::weigh(&arguments.part)?;
             let tasks = tokio::runtime::Runtime::new()?;
             let (mut kind, mut samples) = (String::new(), Vec::new());
@@ -111,7 +111,7 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
                 samples.push(sample);
             }
             let report = ImageReport::new(kind, parts, &samples);
-            print(&report, &report.violations, &json)
+            print(&report, &report.violations, arguments.json)
         }
     }
 }
@@ -129,20 +129,14 @@ fn rounds<T: DeserializeOwned>(
 }
 
 /// Prints a report and its violations. Returns whether all limits hold.
-fn print(report: &(impl Serialize + Display), violations: &[impl Display], json: &Json) -> Result<bool, BenchError> {
+fn print(report: &(impl Serialize + Display), violations: &[impl Display], is_json: bool) -> Result<bool, BenchError> {
     // A report contains only numbers and text, so it always has a JSON form.
-    let text = serde_json::to_string(report)? + "\n";
+    let text = serde_json::to_string(report)?;
     let mut out = io::stdout().lock();
-    let printed = match json {
-        Json::BelowTheTable => write!(out, "{report}\n{text}"),
-        Json::Alone => out.write_all(text.as_bytes()),
-        Json::File(path) => {
-            let path = arguments::from_where_the_person_is(path);
-            fs::write(&path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-            write!(out, "{report}")
-        }
-    };
-    printed.and_then(|()| out.flush())?;
+    if !is_json {
+        writeln!(out, "{report}")?;
+    }
+    writeln!(out, "{text}")?;
     for violation in violations {
         eprintln!("error: {violation}");
     }
