@@ -18,6 +18,6 @@ mod sequences;
 mod thin;
 pub mod violation;
 
-pub use ktest_support::random;
+use ktest_support::random;
 
 pub use experiment::{CONTROL_SEED, Coverage, Experiment, Failure, Flushes, OPERATIONS, POINTS, Plan, SEEDS};

@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 
 use bench::{VERDICT, memory};
 use clap::Parser;
-use crash::random::Random;
 use envtest::{Fault, FaultyServer};
 use fsquota::{Limits, ProjectId, Quotas};
 use futures::future::try_join_all;
 use http::StatusCode;
 use ktest_support::XfsDisk;
+use ktest_support::random::Random;
 use loopdev::{Config, Control, Detach};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;

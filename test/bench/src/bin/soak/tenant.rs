@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use conformity::remove_directories;
-use crash::random::Random;
+use ktest_support::random::Random;
 use nix::sys::statvfs::statvfs;
 use proto::csi::node_client::NodeClient;
 use proto::csi::volume_capability::access_mode::Mode;
