@@ -115,8 +115,9 @@ impl fmt::Display for ImageReport {
             "The image, and {} boots of it with {}: medians (min–max where they differ)",
             self.boots, self.accelerator
         )?;
-        let parts = self.parts.iter().map(|part| vec![part.name.clone(), part.bytes.to_string()]);
-        writeln!(f, "\n{}", Table::new(vec!["part".into(), "bytes".into(), String::new()], wide(parts)))?;
+        // Only tables with at least three columns align numbers to the right.
+        let parts = self.parts.iter().map(|part| vec![part.name.clone(), part.bytes.to_string(), String::new()]);
+        writeln!(f, "\n{}", Table::new(vec!["part".into(), "bytes".into(), String::new()], parts.collect()))?;
         let figures = |stage: &StageFigure| [stage.seconds, stage.cpu_seconds].map(|spread| shown(spread, 1.0));
         let stages =
             self.stages.iter().map(|stage| [vec![stage.name.clone()], figures(stage).into()].concat()).collect();
@@ -129,15 +130,6 @@ impl fmt::Display for ImageReport {
         writeln!(f, "\n{}", Table::new(heads.into(), memory.collect()))?;
         verdict(f, "limits", self.violations.len())
     }
-}
-
-/// Adds an empty column, because only tables with at least three columns align numbers to the right.
-fn wide(rows: impl Iterator<Item = Vec<String>>) -> Vec<Vec<String>> {
-    rows.map(|mut row| {
-        row.push(String::new());
-        row
-    })
-    .collect()
 }
 
 /// Formats a spread with one decimal, which matches the precision of a boot.

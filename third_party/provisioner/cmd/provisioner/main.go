@@ -1,6 +1,6 @@
 // Command provisioner serves claims with the library that external-provisioner is built on. Only a benchmark uses it.
 //
-//	provisioner -kubeconfig FILE -name PROVISIONER -directories DIR -create PROGRAM [-threads N] [-limited]
+//	provisioner -kubeconfig FILE -name PROVISIONER -directories DIR -create PROGRAM [-limited]
 //
 // A volume is a directory, which PROGRAM creates. Prints a line "METHOD PATH?QUERY STATUS" for each answer of the API
 // server, and runs until it is killed.
@@ -79,19 +79,18 @@ func main() {
 	name := flag.String("name", "", "name of the provisioner, as storage classes have it")
 	path := flag.String("directories", "", "directory of the volumes")
 	create := flag.String("create", "", "program that creates a directory: PROGRAM DIRECTORY BYTES")
-	threads := flag.Int("threads", controller.DefaultThreadiness, "number of workers")
 	limited := flag.Bool("limited", false, "limit the client as client-go does by default: 5 requests a second, 10 at once")
 	flag.Parse()
 	// Events are logged, too; errors go to standard error all the same.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
-	if err := serve(*kubeconfig, directories{*name, *path, *create}, *threads, *limited); err != nil {
+	if err := serve(*kubeconfig, directories{*name, *path, *create}, *limited); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		os.Exit(1)
 	}
 }
 
-func serve(kubeconfig string, volumes directories, threads int, limited bool) error {
+func serve(kubeconfig string, volumes directories, limited bool) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return err
@@ -106,9 +105,6 @@ func serve(kubeconfig string, volumes directories, threads int, limited bool) er
 		return err
 	}
 	ctx := context.Background()
-	controller.NewProvisionController(ctx, client, volumes.name, volumes,
-		controller.LeaderElection(false),
-		controller.Threadiness(threads),
-	).Run(ctx)
+	controller.NewProvisionController(ctx, client, volumes.name, volumes, controller.LeaderElection(false)).Run(ctx)
 	return nil
 }
