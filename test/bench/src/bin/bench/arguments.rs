@@ -63,15 +63,8 @@ pub(crate) enum Command {
         #[arg(long, default_value = "500")]
         claims: NonZeroU32,
     },
-    /// Memory and requests of the provisioner with many PVs, and with many claims of another driver.
-    Scale {
-        /// Number of PVs of the node.
-        #[arg(long, default_value = "1000")]
-        own: u32,
-        /// Number of claims with PVs of another driver.
-        #[arg(long, default_value = "10000")]
-        foreign: u32,
-    },
+    /// Memory and requests of the provisioner with 1,000 PVs, and with 10,000 claims of another driver.
+    Scale,
     /// Reads and writes of a block volume's loop device, of its backing file and of a disk, in a VM.
     Io {
         /// Number of runs.

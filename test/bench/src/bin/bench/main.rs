@@ -60,9 +60,8 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             let report = Burst::new(&samples);
             print(&report, &report.violations, arguments.json)
         }
-        Command::Scale { own, foreign } => {
-            let command = ["scale".to_owned(), own.to_string(), foreign.to_string()];
-            let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
+        Command::Scale => {
+            let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &["scale".to_owned()], |_| {})?;
             let report = ScaleReport::new(&samples);
             print(&report, &report.violations, arguments.json)
         }

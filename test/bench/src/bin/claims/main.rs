@@ -20,7 +20,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 #[derive(Debug, Parser)]
 enum Command {
     Burst(burst::Sizes),
-    Scale(scale::Sizes),
+    Scale,
     /// Runs the provisioner in this process. The other commands start this command.
     Serve(serve::Settings),
 }
@@ -33,7 +33,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Serve(settings) => tokio::runtime::Runtime::new()?.block_on(serve::run(settings)),
         Command::Burst(sizes) => with_cluster(async |cluster| burst::measure(&cluster, &sizes).await),
-        Command::Scale(sizes) => with_cluster(async |cluster| scale::measure(&cluster, &sizes).await),
+        Command::Scale => with_cluster(async |cluster| scale::measure(&cluster).await),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::env;
 
 use bench::{Progress, ScaleSample, print};
-use clap::Args;
 use envtest::{Cluster, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -15,14 +14,11 @@ use crate::Failure;
 use crate::objects::{NODES_CLASS, claims, each, namespace};
 use crate::server::Server;
 
-/// Measures without PVs, with the PVs of the node, and with additional claims of another driver.
-#[derive(Debug, Args)]
-pub(crate) struct Sizes {
-    /// Number of PVs of the node.
-    own: u32,
-    /// Number of claims with PVs of another driver.
-    foreign: u32,
-}
+/// Number of PVs of the node.
+const OWN: u32 = 1_000;
+
+/// Number of claims with PVs of another driver.
+const OTHERS: u32 = 10_000;
 
 const NODE: &str = "scale";
 
@@ -40,7 +36,8 @@ struct Scale {
     progress: Progress,
 }
 
-pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Failure> {
+/// Measures without PVs, with the PVs of the node, and with additional claims of another driver.
+pub(crate) async fn measure(cluster: &Cluster) -> Result<(), Failure> {
     let client = cluster.admin();
     let node = serde_json::from_value(json!({"metadata": {"name": NODE}}))?;
     Api::<Node>::all(client.clone()).create(&PostParams::default(), &node).await?;
@@ -48,14 +45,14 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
     command.args(["serve", "--node", NODE, "--kubeconfig"]).arg(cluster.storage_kubeconfig(NODE)?);
     let mut scale = Scale { client, server: Server::start(command)?, progress: Progress::default() };
     print(&scale.state(0, 0).await?)?;
-    scale.grow(sizes.own).await?;
-    print(&scale.state(sizes.own, 0).await?)?;
+    scale.grow(OWN).await?;
+    print(&scale.state(OWN, 0).await?)?;
     // The controllers would write to each foreign object several times while it is incomplete.
     cluster.stop_controllers().await?;
-    scale.create_foreign(sizes.foreign).await?;
+    scale.create_foreign(OTHERS).await?;
     cluster.start_controllers().await?;
-    scale.wait_for_foreign(sizes.foreign).await?;
-    print(&scale.state(sizes.own, sizes.foreign).await?)?;
+    scale.wait_for_foreign(OTHERS).await?;
+    print(&scale.state(OWN, OTHERS).await?)?;
     scale.server.stop().await
 }
 
