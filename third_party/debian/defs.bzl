@@ -1,9 +1,13 @@
 """Rules that take files out of pinned Debian packages."""
 
-_UNPACK = """\
+# First lines of each action.
+_WORK = """\
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+"""
+
+_UNPACK = _WORK + """\
 for file in {files}; do
     case $file in
         *.tar) tar --no-same-owner -C "$work" -xf "$file" ;;
@@ -15,10 +19,7 @@ done
 # Unpacks the files of a kernel_archive that modprobe reads. All modules together have a hundred megabytes, so only the
 # needed ones are unpacked. modprobe requires the files of a module and of its dependencies to exist, but does not read
 # them.
-_UNPACK_INDEX = """\
-set -eu
-PATH=$PATH:/usr/sbin:/sbin
-work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+_UNPACK_INDEX = _WORK + """\
 tar --no-same-owner -C "$work" --wildcards -xf {archive} 'lib/modules/*/modules.*'
 ( cd "$work"/lib/modules/*; cut -d: -f1 modules.dep > "$work/all"
   xargs dirname < "$work/all" | sort -u | xargs mkdir -p; xargs touch < "$work/all" )
@@ -208,24 +209,15 @@ The loader is lib/ld-linux-x86-64.so.2; a root that holds the tree as /usr has a
 
 def _debian_layer_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name + ".tar")
-    ctx.actions.run_shell(
-        inputs = [ctx.file.tree],
-        outputs = [out],
-        command = "\n".join([
-            "set -eu",
-            "work=$(mktemp -d); trap 'rm -rf \"$work\"' EXIT",
-            # All users must be able to read the root directory of the image.
-            "umask 022; chmod 0755 \"$work\"",
-            "mkdir \"$work/usr\"; cp -rL {tree}/bin {tree}/lib \"$work/usr\"".format(tree = ctx.file.tree.path),
-            "chmod -R u=rwX,go=rX \"$work/usr\"",
-            # Path of the loader in the programs.
-            "ln -s usr/lib \"$work/lib64\"",
-            _PACK.format(out.path, "."),
-        ]),
-        mnemonic = "DebianLayer",
-        progress_message = "Creating the layer %{label}",
-        use_default_shell_env = True,
-    )
+    _run(ctx, [ctx.file.tree], [out], [
+        # All users must be able to read the root directory of the image.
+        "umask 022; chmod 0755 \"$work\"",
+        "mkdir \"$work/usr\"; cp -rL {tree}/bin {tree}/lib \"$work/usr\"".format(tree = ctx.file.tree.path),
+        "chmod -R u=rwX,go=rX \"$work/usr\"",
+        # Path of the loader in the programs.
+        "ln -s usr/lib \"$work/lib64\"",
+        _PACK.format(out.path, "."),
+    ], "DebianLayer", "Creating the layer %{label}", _WORK)
     return [DefaultInfo(files = depset([out]))]
 
 debian_layer = rule(
@@ -237,9 +229,7 @@ debian_layer = rule(
 )
 
 # Unpacks only /usr/share, without owners, because base-files has directories of groups that a sandbox lacks.
-_UNPACK_SHARE = """\
-set -eu
-work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+_UNPACK_SHARE = _WORK + """\
 for deb in {debs}; do
     dpkg-deb --fsys-tarfile "$deb" > "$work/package.tar"
     tar -C "$work" --no-same-owner -xf "$work/package.tar" ./usr/share
@@ -257,14 +247,8 @@ def _debian_documents_impl(ctx):
             out = out.path,
         ))
     lines.append("cp -rL \"$work\"/usr/share/common-licenses {}/common".format(out.path))
-    ctx.actions.run_shell(
-        inputs = debs,
-        outputs = [out],
-        command = _UNPACK_SHARE.format(debs = " ".join([deb.path for deb in debs])) + "\n".join(lines),
-        mnemonic = "DebianDocuments",
-        progress_message = "Unpacking copyright files of Debian packages",
-        use_default_shell_env = True,
-    )
+    unpack = _UNPACK_SHARE.format(debs = " ".join([deb.path for deb in debs]))
+    _run(ctx, debs, [out], lines, "DebianDocuments", "Unpacking copyright files of Debian packages", unpack)
     return [DefaultInfo(files = depset([out]))]
 
 debian_documents = rule(

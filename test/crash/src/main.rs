@@ -62,10 +62,19 @@ fn main() -> ExitCode {
 /// Number of histories that run at once. Each has three disks.
 const WORKERS: usize = 2;
 
-/// Runs the function in each worker. Returns a failure of one of them when all have ended.
-fn at_once(histories: impl Fn() -> Result<(), Box<Failure>> + Sync) -> Result<(), Box<Failure>> {
+/// Repeats the function in each worker until it returns false or a history fails. Returns a failure when all have ended.
+fn at_once(history: impl Fn() -> Result<bool, Box<Failure>> + Sync) -> Result<(), Box<Failure>> {
+    let has_failed = AtomicBool::new(false);
+    let histories = || -> Result<(), Box<Failure>> {
+        loop {
+            let is_last = has_failed.load(Relaxed) || !history().inspect_err(|_| has_failed.store(true, Relaxed))?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(&histories)).collect();
+        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(histories)).collect();
         let ends = workers.into_iter().map(|worker| worker.join().expect("an experiment panicked"));
         ends.fold(Ok(()), Result::and)
     })
@@ -81,26 +90,21 @@ impl Run {
     fn points(&self, points: usize, seed: Option<u64>) -> Result<(), Box<Failure>> {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let seeds = AtomicU64::new(seed.unwrap_or_else(now));
-        let (claimed, done, has_failed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        let histories = || -> Result<(), Box<Failure>> {
-            while !has_failed.load(Relaxed) {
-                let before = claimed.fetch_add(POINTS, Relaxed);
-                if before >= points {
-                    break;
-                }
-                let (seed, wanted) = (seeds.fetch_add(1, Relaxed), POINTS.min(points - before));
-                let shown = |_, _| format!("{} of {points} points", done.fetch_add(1, Relaxed) + 1);
-                let looked = self.run(Plan::Random { seed, points: wanted }, shown);
-                let looked = looked.inspect_err(|_| has_failed.store(true, Relaxed))?;
-                // A short history has fewer points. A history without points counts as one point, so that the loop
-                // ends.
-                claimed.fetch_sub(POINTS - looked.clamp(1, POINTS), Relaxed);
-                let (done, seconds) = (done.load(Relaxed), self.start.elapsed().as_secs());
-                println!("seed {seed}: {looked} points hold, {done} of {points} in {seconds} s");
+        let (claimed, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        at_once(|| {
+            let before = claimed.fetch_add(POINTS, Relaxed);
+            if before >= points {
+                return Ok(false);
             }
-            Ok(())
-        };
-        at_once(histories)?;
+            let (seed, wanted) = (seeds.fetch_add(1, Relaxed), POINTS.min(points - before));
+            let shown = |_, _| format!("{} of {points} points", done.fetch_add(1, Relaxed) + 1);
+            let looked = self.run(Plan::Random { seed, points: wanted }, shown)?;
+            // A short history has fewer points. A history without points counts as one point, so that the loop ends.
+            claimed.fetch_sub(POINTS - looked.clamp(1, POINTS), Relaxed);
+            let (done, seconds) = (done.load(Relaxed), self.start.elapsed().as_secs());
+            println!("seed {seed}: {looked} points hold, {done} of {points} in {seconds} s");
+            Ok(true)
+        })?;
         let (done, seconds) = (done.into_inner(), self.start.elapsed().as_secs().max(1));
         println!("{done} points hold in {seconds} s, {} in each minute", done as u64 * 60 / seconds);
         Ok(())
@@ -109,20 +113,17 @@ impl Run {
     fn sequences(&self, first: usize, count: Option<NonZeroUsize>) -> Result<(), Box<Failure>> {
         let parts = History::parts();
         let end = count.map_or(parts, |count| parts.min(first.saturating_add(count.get())));
-        let (next, points, has_failed) = (AtomicUsize::new(first), AtomicUsize::new(0), AtomicBool::new(false));
+        let (next, points) = (AtomicUsize::new(first), AtomicUsize::new(0));
         at_once(|| {
-            while !has_failed.load(Relaxed) {
-                let part = next.fetch_add(1, Relaxed);
-                if part >= end {
-                    break;
-                }
-                let shown = |looked, all| format!("part {part} of {parts}: {looked} of {all} points");
-                let looked = self.run(Plan::Sequences { part }, shown);
-                let looked = looked.inspect_err(|_| has_failed.store(true, Relaxed))?;
-                points.fetch_add(looked, Relaxed);
-                println!("part {part} of {parts}: {looked} points hold, {} s", self.start.elapsed().as_secs());
+            let part = next.fetch_add(1, Relaxed);
+            if part >= end {
+                return Ok(false);
             }
-            Ok(())
+            let shown = |looked, all| format!("part {part} of {parts}: {looked} of {all} points");
+            let looked = self.run(Plan::Sequences { part }, shown)?;
+            points.fetch_add(looked, Relaxed);
+            println!("part {part} of {parts}: {looked} points hold, {} s", self.start.elapsed().as_secs());
+            Ok(true)
         })?;
         let (points, seconds) = (points.into_inner(), self.start.elapsed().as_secs());
         println!("parts {first} to {} of {parts}: {points} points hold in {seconds} s", end - 1);
