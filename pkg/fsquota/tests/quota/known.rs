@@ -2,8 +2,7 @@
 
 use std::fs::{self, File};
 
-use fsquota::{FsError, Limits, Quotas, RemoveError, SetError};
-use ktest_support::Tmpfs;
+use fsquota::{Limits, Quotas, RemoveError, SetError};
 use nix::errno::Errno;
 
 use crate::volumes::{SIZE, Volumes, both, size};
@@ -38,12 +37,6 @@ fn assign_new_rejects_assigned_directories_and_used_ids() {
     }
     assert!(matches!(quotas.assign_new(&new, other, Limits::default()), Err(SetError::NoLimit)));
     assert_eq!(quotas.quota(other).unwrap().limits, Limits::default());
-}
-
-#[test]
-fn other_file_systems_are_rejected() {
-    let other = Tmpfs::mount();
-    assert_eq!(Quotas::open(File::open(other.path()).unwrap()).map(drop), Err(FsError::NotXfs));
 }
 
 #[test]
