@@ -104,13 +104,4 @@ mod tests {
         numbers.wrap(beyond);
         assert_eq!(numbers.take().get(), Numbers::FIRST);
     }
-
-    #[test]
-    fn the_latest_number_is_known() {
-        let numbers = Numbers::after(None);
-        let first = numbers.take();
-        assert!(numbers.is_latest(first));
-        let second = numbers.take();
-        assert!(!numbers.is_latest(first) && numbers.is_latest(second));
-    }
 }

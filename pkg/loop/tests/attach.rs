@@ -10,8 +10,7 @@ use std::process::Command;
 use image::{Image, MIB, Page, alone_with, attached, bytes, formatted, node, open, open_direct, sysfs, temporary};
 use ktest_support::{Disk, Tmpfs, XfsDisk, eventually, run};
 use loopdev::{
-    AttachError, Backing, BackingError, BlockSize, Config, ConfigError, Control, Detach, Device, DeviceError, Number,
-    Status,
+    AttachError, Backing, BackingError, BlockSize, Config, Control, Detach, Device, DeviceError, Number, Status,
 };
 use nix::errno::Errno;
 use nix::libc::O_PATH;
@@ -156,25 +155,6 @@ fn each_block_size_is_what_the_disk_has() {
 }
 
 #[test]
-fn a_configuration_with_another_meaning_is_rejected() {
-    let (_alone, image) = alone_with(MIB);
-    let control = Control::open().unwrap();
-    for size in [0, 1, 256, 513, 1234, 3072, 8192, 1 << 31, u32::MAX] {
-        assert_eq!(BlockSize::new(size), Err(ConfigError::BlockSize { asked: size, page: 4096 }));
-    }
-    for asked in [0, 1, 511].map(bytes) {
-        let none = control.attach(&image.file, &Config { size_limit: Some(asked), ..temporary() });
-        assert!(
-            matches!(none, Err(AttachError::Config(ConfigError::NoSector { asked: found })) if found == asked),
-            "{none:?}"
-        );
-    }
-    let large = control.attach(&image.file, &Config { offset: bytes(1 << 63), ..temporary() });
-    assert!(matches!(large, Err(AttachError::Config(ConfigError::TooLarge { .. }))), "{large:?}");
-    assert_eq!(attached(image.backing()), []);
-}
-
-#[test]
 fn nothing_is_written_to_a_read_only_device() {
     let image = Image::new(MIB);
     let reading = File::open(&image.path).unwrap();
@@ -213,18 +193,6 @@ fn a_writable_device_needs_a_descriptor_for_both() {
     assert_eq!(refused(&path, &temporary()), BackingError::PathOnly);
     assert_eq!(refused(&appending, &temporary()), BackingError::Appending);
     assert_eq!(attached(image.backing()), []);
-}
-
-#[test]
-fn only_files_and_block_devices_carry_a_device() {
-    let tmp = Tmpfs::mount();
-    let pipe = tmp.path().join("pipe");
-    mkfifo(&pipe, Mode::S_IRWXU).unwrap();
-    let both = |path: &Path| File::options().read(true).write(true).open(path).unwrap();
-    assert_eq!(refused(&both(&pipe), &temporary()), BackingError::NotAFile);
-    assert_eq!(refused(&both(Path::new("/dev/zero")), &temporary()), BackingError::NotAFile);
-    let directory = File::open(tmp.path()).unwrap();
-    assert_eq!(refused(&directory, &Config { read_only: true, ..temporary() }), BackingError::NotAFile);
 }
 
 #[test]
