@@ -330,17 +330,6 @@ mod tests {
     }
 
     #[test]
-    fn many_trees_that_are_too_deep_are_removed() {
-        let (_scratch, dir) = scratch();
-        let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
-        for number in 0..12 {
-            chain(&tree.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 60);
-        }
-        dir.remove_all(&name("tree")).unwrap();
-        assert!(dir.is_empty().unwrap());
-    }
-
-    #[test]
     fn subtrees_moved_up_by_an_interrupted_run_are_removed() {
         let (_scratch, dir) = scratch();
         dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();

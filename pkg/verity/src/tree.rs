@@ -174,24 +174,6 @@ mod tests {
     ];
 
     #[test]
-    fn the_top_level_comes_first() {
-        let tree = tree(FAN + 1);
-        let (blocks, []) = tree.bytes().as_chunks::<BLOCK>() else { panic!("whole blocks") };
-        let [top, first, second] = blocks else { panic!("{} blocks", blocks.len()) };
-        assert_eq!(tree.root().digest, Digest::of(top));
-        assert_eq!(top[..DIGEST], Digest::of(first).0);
-        assert_eq!(top[DIGEST..2 * DIGEST], Digest::of(second).0);
-        assert_eq!(top[2 * DIGEST..], [0; BLOCK - 2 * DIGEST]);
-    }
-
-    #[test]
-    fn a_single_block_has_no_tree() {
-        let tree = tree(1);
-        assert_eq!(tree.bytes(), []);
-        assert_eq!(tree.root().digest, Digest::of(&[0; BLOCK]));
-    }
-
-    #[test]
     fn data_of_an_invalid_length_is_rejected() {
         assert!(matches!(Tree::of(&[][..]), Err(TreeError::Length(0))));
         assert!(matches!(Tree::of(&[0; BLOCK + 1][..]), Err(TreeError::Length(4097))));
