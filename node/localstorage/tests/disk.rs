@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dir::{Mode, Name};
-use fsquota::Limits;
 use ktest_support::{Disk, run, unmount};
 use localstorage::{
     Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, NoDataDisk, Programs, Root, Signature, Tree,
@@ -146,16 +145,6 @@ fn an_empty_disk_becomes_a_tree_of_private_directories() {
 }
 
 #[test]
-fn a_directory_of_the_tree_can_be_limited() {
-    let machine = Machine::new();
-    let data = machine.mount().unwrap();
-    let ids = fsquota::Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
-    let etcd = data.open(|data| &data.etcd).unwrap();
-    fsquota::set(&etcd, Limits::for_size(Bytes::MIB), &ids).unwrap();
-    assert_eq!(fsquota::get(&etcd).unwrap().limits, Limits::for_size(Bytes::MIB));
-}
-
-#[test]
 fn a_later_boot_finds_what_was_written() {
     let machine = Machine::new();
     let data = machine.mount().unwrap();
@@ -185,14 +174,6 @@ fn a_format_that_the_power_ended_is_begun_again() {
     machine.overwrite(126, &[1]);
     let data = machine.mount().unwrap();
     fsquota::require(&data).unwrap();
-}
-
-#[test]
-fn a_data_disk_that_only_looks_unfinished_is_refused() {
-    let machine = Machine::new();
-    machine.mkfs(&["-L", LABEL]);
-    machine.overwrite(126, &[1]);
-    machine.is_refused();
 }
 
 #[test]

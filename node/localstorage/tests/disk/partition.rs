@@ -1,6 +1,6 @@
 //! Data partitions that `sfdisk` creates and the kernel shows.
 
-use localstorage::{DATA_PARTITION, Guid, PartitionTable, Programs, Role, TableState, disks};
+use localstorage::{DATA_PARTITION, Guid, PartitionTable, TableState};
 
 use super::*;
 
@@ -179,17 +179,4 @@ impl Drop for Detach {
     fn drop(&mut self) {
         run(Command::new("losetup").args(["--detach", "/dev/loop0"]));
     }
-}
-
-#[test]
-fn a_partition_for_data_is_seen_beside_its_disk() {
-    let machine = Machine::new();
-    divide(&machine, &[], SYSTEM_AND_DATA);
-    let seen = disks(&Programs::default()).unwrap();
-    let found: Vec<_> = seen.iter().map(|disk| (disk.name.as_str(), disk.role, &disk.content)).collect();
-    let partition = format!("{}2", machine.name());
-    assert_eq!(
-        found,
-        [(machine.name(), Role::Unnamed, &Content::Unexamined), (partition.as_str(), Role::Partition, &Content::Empty)]
-    );
 }
