@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use nix::errno::Errno;
 
-use crate::modules::load::{LoadError, Outcome, Report, insert, read_order};
+use crate::modules::load::{LoadError, Outcome, Report, insert, read, read_order};
 use crate::modules::order::{FileName, LineError, Module, OrderError};
 
 /// Name of the file that lists the modules that a directory was built for: one per line, its name, then the files that
@@ -66,11 +66,7 @@ impl Catalog {
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, LoadError> {
         let dir = dir.into();
         let path = dir.join(CATALOG);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(source) => return Err(LoadError::Order { path, source }),
-        };
-        match parse(&text) {
+        match parse(&read(&path)?) {
             Ok(files) => Ok(Self { order: read_order(&dir)?, dir, files }),
             Err(source) => Err(LoadError::Parse { path, source }),
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::modules::alias::{ALIASES, Pattern, parse_line};
 use crate::modules::catalog::{Catalog, ModuleName};
-use crate::modules::load::LoadError;
+use crate::modules::load::{LoadError, read};
 use crate::modules::order::{LineError, OrderError};
 
 /// The kernel's directory of buses with their devices.
@@ -74,10 +74,7 @@ impl Drivers {
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, LoadError> {
         let catalog = Catalog::open(dir)?;
         let path = catalog.dir().join(ALIASES);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(source) => return Err(LoadError::Order { path, source }),
-        };
+        let text = read(&path)?;
         let mut aliases = Vec::new();
         for (index, line) in text.lines().enumerate() {
             match parse_line(line) {

@@ -65,11 +65,12 @@ pub fn load(dir: impl AsRef<Path>) -> Result<Report, LoadError> {
 
 pub(crate) fn read_order(dir: &Path) -> Result<Vec<Module>, LoadError> {
     let path = dir.join(ORDER);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(LoadError::Order { path, source }),
-    };
-    parse(&text).map_err(|source| LoadError::Parse { path, source })
+    parse(&read(&path)?).map_err(|source| LoadError::Parse { path, source })
+}
+
+/// Reads a list of modules.
+pub(crate) fn read(path: &Path) -> Result<String, LoadError> {
+    fs::read_to_string(path).map_err(|source| LoadError::Order { path: path.to_owned(), source })
 }
 
 /// `MODULE_INIT_COMPRESSED_FILE` of include/uapi/linux/module.h, which nix does not have.
