@@ -114,6 +114,17 @@ mod tests {
     use super::*;
     use crate::example::services as config;
 
+    /// Starts the service, and returns its status and its clock.
+    fn start(
+        credentials: Arc<Credentials>,
+    ) -> (Supervisor, watch::Receiver<CertificateStatus>, watch::Sender<clock::ClockState>) {
+        let certificates = Arc::new(Certificates::new(credentials, watch::Sender::default()));
+        let (status, clock) = (certificates.status(), watch::Sender::default());
+        let state = clock.subscribe();
+        let run = move |cx| Arc::clone(&certificates).run(cx, state.clone());
+        (Supervisor::start("certificates", Settings::default(), run), status, clock)
+    }
+
     #[tokio::test]
     async fn certificates_are_renewed_in_time_and_after_a_clock_step() {
         let scratch = tempfile::tempdir().unwrap();
@@ -122,13 +133,7 @@ mod tests {
         let issued = OffsetDateTime::now_utc() - Span::days(340);
         let credentials = Arc::new(Credentials::ensure(&config(&pki), issued).unwrap());
         let old = credentials.admin_kubeconfig();
-        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), watch::Sender::default()));
-        let mut status = certificates.status();
-        let clock = watch::Sender::new(clock::ClockState::default());
-        let state = clock.subscribe();
-        let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
-            Arc::clone(&certificates).run(cx, state.clone())
-        });
+        let (tree, mut status, clock) = start(Arc::clone(&credentials));
 
         let limit = Duration::from_secs(30);
         let first =
@@ -150,13 +155,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let pki = scratch.path().join("pki");
         let credentials = Credentials::ensure(&config(&pki), OffsetDateTime::now_utc()).unwrap();
-        let certificates = Arc::new(Certificates::new(Arc::new(credentials), watch::Sender::default()));
-        let mut status = certificates.status();
-        let clock = watch::Sender::new(clock::ClockState::default());
-        let state = clock.subscribe();
-        let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
-            Arc::clone(&certificates).run(cx, state.clone())
-        });
+        let (tree, mut status, _clock) = start(Arc::new(credentials));
         status.wait_for(|status| !status.expiries.is_empty()).await.unwrap();
         fs::remove_file(pki.join("admin.crt")).unwrap();
         timeout(2 * INTERVAL, status.wait_for(|status| status.client_renewals == 1)).await.unwrap().unwrap();
@@ -172,12 +171,7 @@ mod tests {
         Credentials::ensure(&control_plane, OffsetDateTime::now_utc()).unwrap();
         let ca = fs::read_to_string(control_plane.paths.pki.join("ca.crt")).unwrap();
         let credentials = Arc::new(Credentials::joining(&worker, "10.0.2.15:6443", &ca).unwrap());
-        let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), watch::Sender::default()));
-        let mut status = certificates.status();
-        let clock = watch::Sender::new(clock::ClockState::default()).subscribe();
-        let tree = Supervisor::start("certificates", Settings::default(), move |cx| {
-            Arc::clone(&certificates).run(cx, clock.clone())
-        });
+        let (tree, mut status, _clock) = start(Arc::clone(&credentials));
 
         let names = |status: &CertificateStatus| status.expiries.iter().map(|expiry| expiry.name).collect::<Vec<_>>();
         let limit = Duration::from_secs(30);
