@@ -184,14 +184,6 @@ fn what_the_table_of_before_has_behind_the_image_is_in_the_way() {
 }
 
 #[test]
-fn a_new_disk_has_nothing_in_the_way() {
-    assert_eq!(Disk::new(512, 100, 2000).former(), None);
-    let mut moved = Disk::new(512, 100, 2000);
-    moved.move_second_copy();
-    assert_eq!(moved.former(), None);
-}
-
-#[test]
 fn data_behind_an_image_of_another_length_are_in_the_way() {
     for length in [90, 110] {
         let mut disk = Disk::new(512, 100, 2000);
