@@ -38,52 +38,6 @@ fn an_empty_configuration_is_a_control_plane_with_dhcp() {
 }
 
 #[test]
-fn a_full_configuration_is_read() {
-    let config = Config::parse(
-        r#"{
-            "nodeName": "n-1",
-            "controlPlane": {
-                "podNetwork": "10.0.0.0/16", "serviceNetwork": "10.1.0.0/20",
-                "podSecurity": "RESTRICTED", "secretStorage": "PLAIN",
-                "secretKey": 2
-            },
-            "network": {
-                "static": {"address": "192.0.2.10/24", "gateway": "192.0.2.1"},
-                "mtu": 1400,
-                "nameServers": ["192.0.2.53"]
-            },
-            "timeServers": ["192.0.2.123"],
-            "storage": {"serial": "WD-1", "keepFree": "10GiB", "overcommit": "1.5"},
-            "onFailure": "REBOOT",
-            "podProcesses": 4096,
-            "kernelModules": ["xt_MASQUERADE", "br-netfilter"],
-            "clusterDomain": "k8s.example.org"
-        }"#,
-    )
-    .unwrap();
-    assert_eq!(config.node.as_str(), "n-1");
-    let Role::ControlPlane(networks) = config.role else { panic!("{config:?}") };
-    let ProgramSettings { pod_security, secret_storage, secret_key, pod_processes, cluster_domain, .. } =
-        config.programs;
-    assert_eq!(cluster_domain.as_str(), "k8s.example.org");
-    assert_eq!((networks.pods.prefix_len(), networks.services.prefix_len()), (16, 20));
-    assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
-    assert_eq!(Some(secret_key), SecretKey::new(2));
-    assert_eq!(pod_processes, PodProcesses::new(4096));
-    let interface = "192.0.2.10/24".parse().unwrap();
-    let gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
-    assert_eq!(config.network.addresses, Addresses::Static(Static { interface, gateway }));
-    assert_eq!(config.network.mtu, Some(1400));
-    assert_eq!(config.network.name_servers, [Ipv4Addr::new(192, 0, 2, 53)]);
-    assert_eq!(config.time_servers, [Ipv4Addr::new(192, 0, 2, 123)]);
-    assert_eq!(config.storage.disk, Disk::Serial("WD-1".into()));
-    assert_eq!(config.storage.keep_free, Bytes::new(10 << 30));
-    assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
-    assert_eq!(config.on_failure, FailureAction::Reboot);
-    assert_eq!(config.kernel_modules, ["xt_MASQUERADE", "br_netfilter"].map(|name| name.parse().unwrap()));
-}
-
-#[test]
 fn all_problems_are_reported_with_their_remedies() {
     let found = problems(
         r#"{
