@@ -197,48 +197,23 @@ mod tests {
         assert_eq!((worker.ca, worker.token), (ca(), Some(token())));
     }
 
-    #[test]
-    fn a_worker_has_the_networks_of_its_control_plane() {
-        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
-        let networks = json!({"podNetwork": "172.20.16.0/20", "serviceNetwork": "172.21.4.0/22"});
-        spec.options.configuration = Some(json!({"controlPlane": networks}).to_string());
-        let text = worker(&spec);
-        assert!(Config::parse(&text).is_ok(), "{text}");
-        let worker: Value = serde_json::from_str(&text).unwrap();
-        for name in ["podNetwork", "serviceNetwork"] {
-            assert_eq!(worker["worker"][name], networks[name]);
-        }
-        assert_eq!(worker["nodeName"], "granary-1");
-    }
-
     /// Regression test: the worker used the default networks instead of those of the control plane.
     #[test]
     fn a_worker_has_fields_with_the_names_of_the_proto_file() {
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);
         let networks = json!({"pod_network": "172.20.16.0/20", "serviceNetwork": "172.21.4.0/22"});
-        let settings =
-            json!({"control_plane": networks, "cluster_domain": "a.example", "kube_proxy": "NONE", "cni": "NONE"});
-        spec.options.configuration = Some(settings.to_string());
-        let config = Config::parse(&worker(&spec)).unwrap();
-        let networks = config.role.networks();
-        assert_eq!(
-            [networks.pods, networks.services].map(|network| network.to_string()),
-            ["172.20.16.0/20", "172.21.4.0/22"]
-        );
-        assert_eq!(config.programs.cluster_domain.as_str(), "a.example");
-        assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
-    }
-
-    #[test]
-    fn a_worker_has_the_settings_of_its_control_plane() {
-        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
-        let registries = json!([{"name": "registry.example", "verification": "DISABLED"}]);
-        let settings = json!({"registries": registries, "podProcesses": 128, "cni": "NONE", "kubeProxy": "NONE"});
-        spec.options.configuration = Some(settings.to_string());
-        let config = Config::parse(&worker(&spec)).unwrap();
-        assert_eq!(config.programs.images.registries[0].name.as_str(), "registry.example");
-        assert_eq!(config.programs.pod_processes.get(), 128);
-        assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
+        for role in ["control_plane", "controlPlane"] {
+            let settings = json!({role: networks, "cluster_domain": "a.example", "kube_proxy": "NONE", "cni": "NONE"});
+            spec.options.configuration = Some(settings.to_string());
+            let config = Config::parse(&worker(&spec)).unwrap();
+            let networks = config.role.networks();
+            assert_eq!(
+                [networks.pods, networks.services].map(|network| network.to_string()),
+                ["172.20.16.0/20", "172.21.4.0/22"]
+            );
+            assert_eq!(config.programs.cluster_domain.as_str(), "a.example");
+            assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
+        }
     }
 
     #[test]
