@@ -106,26 +106,4 @@ mod tests {
         assert_eq!((taken.lines.len(), taken.dropped), (kept, 4096 - kept as u64));
         assert!(queue.push(line).is_ok());
     }
-
-    #[test]
-    fn lines_wait_until_they_are_wanted() {
-        let queue = Queue::default();
-        queue.push(b"early\n".to_vec()).unwrap();
-        assert!(queue.take(Duration::ZERO, false).lines.is_empty());
-        queue.place("/data/log/node".into(), Bounds::within(units::Bytes::MIB));
-        let taken = queue.take(Duration::ZERO, false);
-        assert!(taken.place.is_some());
-        assert_eq!(taken.lines, [b"early\n".to_vec()]);
-    }
-
-    #[test]
-    fn lines_after_close_are_ignored() {
-        let queue = Queue::default();
-        queue.push(b"last\n".to_vec()).unwrap();
-        queue.close();
-        queue.push(b"late\n".to_vec()).unwrap();
-        let taken = queue.take(Duration::from_secs(60), true);
-        assert!(taken.is_closed);
-        assert_eq!(taken.lines, [b"last\n".to_vec()]);
-    }
 }
