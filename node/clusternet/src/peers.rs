@@ -162,10 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn key(number: u8) -> PublicKey {
-        PublicKey::new([number; 32]).unwrap()
-    }
+    use crate::diff::tests::key;
 
     fn pods() -> PodNetwork {
         PodNetwork { network: "10.244.0.0/16".parse().unwrap(), node_prefix: 24 }
