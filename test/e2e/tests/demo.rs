@@ -2,9 +2,9 @@
 
 use e2e::cost;
 use e2e::launcher::{Kind, Launched, directory};
+use qemu::free_port;
 use std::env;
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -63,9 +63,9 @@ fn a_second_run_still_has_the_data_of_the_first() {
     let first = first_run(&data, &archive);
     is_sparse(&file);
 
-    let port = free_port();
+    let port = free_port().unwrap();
     let chosen = format!("--port={port}");
-    let forwarded = free_port();
+    let forwarded = free_port().unwrap();
     let forward = format!("--forward={forwarded}:{NODE_PORT}");
     let mut launched = Launched::start_whole(Kind::Terminal, &[&data, &archive, "--nodes=2", &chosen, &forward]);
     counted(2, 2);
@@ -147,10 +147,6 @@ fn first_run(data: &str, archive: &str) -> [FirstClaim; 2] {
 fn counted(boots: u32, pods: u32) {
     (0..boots).for_each(|_| cost("boots"));
     (0..pods).for_each(|_| cost("pods"));
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 fn the_directions_lead_to_the_cluster(kubectl: &Kubectl, text: &str, port: u16) {
