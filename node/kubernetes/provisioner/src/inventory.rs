@@ -7,7 +7,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
 use tracing::warn;
 use units::Bytes;
-use volume::{Mode, Space, State, VolumeUsage, Volumes};
+use volume::{Mode, Overcommit, Space, State, VolumeUsage, Volumes};
 
 use crate::error::Error;
 
@@ -36,32 +36,22 @@ impl Snapshot {
 pub(crate) struct Inventory<L> {
     read: L,
     /// The lock allows one scrape at a time.
-    gauges: Mutex<Gauges>,
+    errors: Mutex<IntCounter>,
     descs: Vec<Desc>,
-}
-
-struct Gauges {
-    size: IntGauge,
-    reserve: IntGauge,
-    promisable: IntGauge,
-    reserved: IntGauge,
-    free: IntGauge,
-    volumes: IntGaugeVec,
-    retired: IntGauge,
-    limits_changed: IntGauge,
-    limit: IntGaugeVec,
-    used: IntGaugeVec,
-    inode_limit: IntGaugeVec,
-    inodes_used: IntGaugeVec,
-    errors: IntCounter,
 }
 
 impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Inventory<L> {
     /// `read` runs at each scrape.
     pub(crate) fn new(read: L) -> Result<Self, prometheus::Error> {
-        let gauges = Gauges::new()?;
-        let descs = gauges.all().into_iter().flat_map(Collector::desc).cloned().collect();
-        Ok(Self { read, gauges: Mutex::new(gauges), descs })
+        let errors = IntCounter::new(
+            "granary_volume_scrape_errors_total",
+            "Scrapes that could not read the disk, without metrics of disk and volumes.",
+        )?;
+        let zero = Bytes::ZERO;
+        let space = Space { size: zero, reserved: zero, reserve: zero, overcommit: Overcommit::NONE };
+        let gauges = gauges(&Snapshot { space, volumes: Vec::new(), retired: 0 })?;
+        let descs = gauges.iter().flat_map(|gauge| gauge.desc()).chain(errors.desc()).cloned().collect();
+        Ok(Self { read, errors: Mutex::new(errors), descs })
     }
 }
 
@@ -72,120 +62,86 @@ impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Collector for Inventory<L
 
     /// No stale values: if the disk cannot be read, only the error counter is returned.
     fn collect(&self) -> Vec<MetricFamily> {
-        let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
+        let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         match (self.read)() {
             Ok(found) => {
-                gauges.set(&found);
-                gauges.all().into_iter().flat_map(Collector::collect).collect()
+                // `new` has created gauges with the same names and labels.
+                let gauges = gauges(&found).unwrap_or_default();
+                gauges.iter().flat_map(|gauge| gauge.collect()).chain(errors.collect()).collect()
             }
             Err(error) => {
-                gauges.errors.inc();
+                errors.inc();
                 warn!(error = causes::of(&error), "reading the disk failed, its metrics are missing");
-                gauges.errors.collect()
+                errors.collect()
             }
         }
     }
 }
 
-impl Gauges {
-    fn new() -> Result<Self, prometheus::Error> {
-        let vec = |name: &str, help: &str, labels: &[&str]| IntGaugeVec::new(Opts::new(name, help), labels);
-        Ok(Self {
-            size: IntGauge::new("granary_disk_size_bytes", "Size of the data disk's file system.")?,
-            reserve: IntGauge::new(
-                "granary_disk_reserve_bytes",
-                "Reserved for other data on the disk: images, logs, emptyDirs, etcd.",
-            )?,
-            promisable: IntGauge::new(
-                "granary_disk_promisable_bytes",
-                "Space for all volumes together: size times overcommit factor, less reserve.",
-            )?,
-            reserved: IntGauge::new(
-                "granary_disk_promised_bytes",
-                "Space reserved for volumes, including their inodes or the extent maps of their images.",
-            )?,
-            free: IntGauge::new("granary_disk_free_bytes", "Unreserved space for volumes.")?,
-            volumes: vec(
-                "granary_volumes",
-                "Volumes and snapshots by mode and state; a staged one has no PV or is not ready, the blocks of a complete one are being copied.",
-                &["mode", "state"],
-            )?,
-            retired: IntGauge::new("granary_volumes_retired", "Deleted volumes whose data is not removed yet.")?,
-            limits_changed: IntGauge::new(
-                "granary_volumes_limits_changed",
-                "Volumes whose limits another program lifted or changed.",
-            )?,
-            limit: vec("granary_volume_limit_bytes", "Size of a volume.", &VOLUME)?,
-            used: vec(
-                "granary_volume_used_bytes",
-                "Allocated space of a volume; that of a thick image is its size from the start.",
-                &VOLUME,
-            )?,
-            inode_limit: vec(
-                "granary_volume_limit_inodes",
-                "Maximum number of inodes of a filesystem volume.",
-                &VOLUME,
-            )?,
-            inodes_used: vec("granary_volume_used_inodes", "Inodes of a filesystem volume.", &VOLUME)?,
-            errors: IntCounter::new(
-                "granary_volume_scrape_errors_total",
-                "Scrapes that could not read the disk, without metrics of disk and volumes.",
-            )?,
-        })
+/// Gauges with these values.
+fn gauges(found: &Snapshot) -> Result<Vec<Box<dyn Collector>>, prometheus::Error> {
+    let Snapshot { space, volumes, retired } = found;
+    let changed = volumes.iter().filter(|volume| volume.changed.is_some()).count();
+    let mut all = Vec::<Box<dyn Collector>>::new();
+    for (name, help, value) in [
+        ("granary_disk_size_bytes", "Size of the data disk's file system.", bytes(space.size)),
+        (
+            "granary_disk_reserve_bytes",
+            "Reserved for other data on the disk: images, logs, emptyDirs, etcd.",
+            bytes(space.reserve),
+        ),
+        (
+            "granary_disk_promisable_bytes",
+            "Space for all volumes together: size times overcommit factor, less reserve.",
+            bytes(space.overcommit.of(space.size).saturating_sub(space.reserve)),
+        ),
+        (
+            "granary_disk_promised_bytes",
+            "Space reserved for volumes, including their inodes or the extent maps of their images.",
+            bytes(space.reserved),
+        ),
+        ("granary_disk_free_bytes", "Unreserved space for volumes.", bytes(space.free())),
+        ("granary_volumes_retired", "Deleted volumes whose data is not removed yet.", count(*retired)),
+        ("granary_volumes_limits_changed", "Volumes whose limits another program lifted or changed.", count(changed)),
+    ] {
+        let gauge = IntGauge::new(name, help)?;
+        gauge.set(value);
+        all.push(Box::new(gauge));
     }
 
-    fn all(&self) -> [&dyn Collector; 13] {
-        let Self { size, reserve, promisable, reserved, free, volumes, .. } = self;
-        let Self { retired, limits_changed, limit, used, inode_limit, inodes_used, errors, .. } = self;
-        [
-            size,
-            reserve,
-            promisable,
-            reserved,
-            free,
-            volumes,
-            retired,
-            limits_changed,
-            limit,
-            used,
-            inode_limit,
-            inodes_used,
-            errors,
-        ]
-    }
-
-    fn set(&self, found: &Snapshot) {
-        let Snapshot { space, volumes, retired } = found;
-        self.size.set(bytes(space.size));
-        self.reserve.set(bytes(space.reserve));
-        self.promisable.set(bytes(space.overcommit.of(space.size).saturating_sub(space.reserve)));
-        self.reserved.set(bytes(space.reserved));
-        self.free.set(bytes(space.free()));
-        self.retired.set(count(*retired));
-        self.limits_changed.set(count(volumes.iter().filter(|volume| volume.changed.is_some()).count()));
-
-        for series in [&self.volumes, &self.limit, &self.used, &self.inode_limit, &self.inodes_used] {
-            series.reset();
-        }
-        for mode in ["filesystem", "block", "snapshot"] {
-            for state in ["staged", "announced"] {
-                self.volumes.with_label_values(&[mode, state]);
-            }
-        }
-        self.volumes.with_label_values(&["snapshot", state(State::Complete)]);
-        for VolumeUsage { record, .. } in volumes {
-            self.volumes.with_label_values(&[kind(record.mode), state(record.state)]).inc();
-        }
-        for VolumeUsage { id, record, used, .. } in volumes.iter().take(MOST) {
-            let labels = [id.as_str(), &record.claim.namespace, &record.claim.name, kind(record.mode)];
-            self.limit.with_label_values(&labels).set(bytes(record.size));
-            self.used.with_label_values(&labels).set(bytes(used.bytes));
-            if let Mode::Filesystem { inodes } = record.mode {
-                self.inode_limit.with_label_values(&labels).set(int(inodes.get()));
-                self.inodes_used.with_label_values(&labels).set(int(used.inodes.get()));
-            }
+    let vec = |name: &str, help: &str, labels: &[&str]| IntGaugeVec::new(Opts::new(name, help), labels);
+    let states = vec(
+        "granary_volumes",
+        "Volumes and snapshots by mode and state; a staged one has no PV or is not ready, the blocks of a complete one are being copied.",
+        &["mode", "state"],
+    )?;
+    let limit = vec("granary_volume_limit_bytes", "Size of a volume.", &VOLUME)?;
+    let allocated = "Allocated space of a volume; that of a thick image is its size from the start.";
+    let used_bytes = vec("granary_volume_used_bytes", allocated, &VOLUME)?;
+    let most = "Maximum number of inodes of a filesystem volume.";
+    let inode_limit = vec("granary_volume_limit_inodes", most, &VOLUME)?;
+    let inodes_used = vec("granary_volume_used_inodes", "Inodes of a filesystem volume.", &VOLUME)?;
+    for mode in ["filesystem", "block", "snapshot"] {
+        for state in ["staged", "announced"] {
+            states.with_label_values(&[mode, state]);
         }
     }
+    states.with_label_values(&["snapshot", state(State::Complete)]);
+    for VolumeUsage { record, .. } in volumes {
+        states.with_label_values(&[kind(record.mode), state(record.state)]).inc();
+    }
+    for VolumeUsage { id, record, used, .. } in volumes.iter().take(MOST) {
+        let labels = [id.as_str(), &record.claim.namespace, &record.claim.name, kind(record.mode)];
+        limit.with_label_values(&labels).set(bytes(record.size));
+        used_bytes.with_label_values(&labels).set(bytes(used.bytes));
+        if let Mode::Filesystem { inodes } = record.mode {
+            inode_limit.with_label_values(&labels).set(int(inodes.get()));
+            inodes_used.with_label_values(&labels).set(int(used.inodes.get()));
+        }
+    }
+    let of_volumes = [states, limit, used_bytes, inode_limit, inodes_used];
+    all.extend(of_volumes.map(|gauge| Box::new(gauge) as Box<dyn Collector>));
+    Ok(all)
 }
 
 const fn kind(mode: Mode) -> &'static str {
@@ -221,7 +177,7 @@ fn int(count: u64) -> i64 {
 pub(crate) fn example() -> Snapshot {
     use fsquota::Usage;
     use units::Inodes;
-    use volume::{Allocation, Claim, Overcommit, Record};
+    use volume::{Allocation, Claim, Record};
 
     use crate::fixture::{self, id};
 
