@@ -85,14 +85,20 @@ pub(crate) fn page(objects: &[Value], request: &Request<Body>) -> Answer {
     (200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}).to_string())
 }
 
+/// A provisioner with this client, and its disk without volumes.
+pub(crate) fn with_client(client: Client) -> (Arc<Provisioner>, Arc<FakeVolumes>) {
+    let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
+    (Arc::new(provisioner), disk)
+}
+
 /// A provisioner whose API server answers no request, and its disk, which has these block volumes of 1 GiB.
 pub(crate) fn unanswered(volumes: &[&VolumeId]) -> (Arc<Provisioner>, Arc<FakeVolumes>) {
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+    let (provisioner, disk) = with_client(client(|_| None));
     for volume in volumes {
         disk.put(volume, record(Mode::Block { allocation: Allocation::Thick }, State::Announced));
     }
-    let provisioner = Provisioner::new(client(|_| None), NODE.to_owned(), disk.clone(), Metrics::default());
-    (Arc::new(provisioner), disk)
+    (provisioner, disk)
 }
 
 /// Whether as many passes as there are places get turns over clones of these sources.

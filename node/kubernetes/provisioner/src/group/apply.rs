@@ -264,13 +264,11 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use cluster::snapshot::group::BEING_DELETED;
-    use envtest::FakeVolumes;
     use tokio::time::{advance, timeout};
     use units::Bytes;
     use volume::{Cloning, DRIVER_NAME, Mode, Sharing, State};
 
     use super::*;
-    use crate::Metrics;
     use crate::context::OCCUPIED;
     use crate::fixture::{self, NODE, id};
 
@@ -325,14 +323,14 @@ mod tests {
             },
         });
         let content: Arc<GroupContent> = Arc::new(serde_json::from_value(content).expect("a content"));
-        let (disk, (client, lists)) = (Arc::new(FakeVolumes::with_size(Bytes::GIB)), fixture::empty());
+        let (client, lists) = fixture::empty();
+        let (provisioner, disk) = fixture::with_client(client);
         let members = ["group-taken-pvc-1", "group-taken-pvc-2"].map(id);
         let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Permanent };
         for (member, source) in members.iter().zip(["pvc-1", "pvc-2"]) {
             let cloning = Some(Cloning::new(id(source), Bytes::GIB));
             disk.put(member, Record { cloning, ..fixture::record(mode, State::Announced) });
         }
-        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
         let pass = async || reconcile_group(Arc::clone(&content), Arc::clone(&provisioner)).await.expect("no error");
         disk.set_locked(&id("pvc-2"), true);
         for _ in 0..2 {

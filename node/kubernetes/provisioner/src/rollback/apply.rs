@@ -329,7 +329,6 @@ mod tests {
     use volume::{Allocation, DRIVER_NAME, Mode, Owner, Sharing, State};
 
     use super::*;
-    use crate::Metrics;
     use crate::claim::bound::reconcile_bound;
     use crate::fixture::{self, NODE, id};
     use crate::listing;
@@ -370,7 +369,7 @@ mod tests {
                 Some((200, object.to_string()))
             });
             let [volume, source, kept] = ["pvc-1", "snapshot-c", "snapshot-u-7"].map(id);
-            let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+            let (provisioner, disk) = fixture::with_client(client);
             let (thick, taken) = (Allocation::Thick, SystemTime::UNIX_EPOCH);
             disk.put(&volume, fixture::record(Mode::Block { allocation: thick }, State::Announced));
             let snapshot = |state| fixture::record(Mode::Snapshot { taken, sharing: Sharing::Temporary }, state);
@@ -383,8 +382,7 @@ mod tests {
                 "annotations": {RESTORE_FROM: "before", ROLLBACK: kept.as_str()},
             }});
             let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
-            let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
-            Self { provisioner: Arc::new(provisioner), disk, claim, volume, source, kept }
+            Self { provisioner, disk, claim, volume, source, kept }
         }
     }
 

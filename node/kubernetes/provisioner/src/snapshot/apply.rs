@@ -321,13 +321,11 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use cluster::snapshot::BEING_DELETED;
-    use envtest::FakeVolumes;
     use tokio::time::{advance, timeout};
     use units::Bytes;
     use volume::{Cloning, DRIVER_NAME, Mode, Sharing, State};
 
     use super::*;
-    use crate::Metrics;
     use crate::context::OCCUPIED;
     use crate::fixture::{self, NODE, id};
 
@@ -366,8 +364,7 @@ mod tests {
             counter.fetch_add(1, Ordering::Relaxed);
             None
         });
-        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
-        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
+        let (provisioner, _) = fixture::with_client(client);
         let all_places = || iter::from_fn(|| provisioner.removal_place([])).collect::<Vec<_>>();
         let count = all_places().len();
         let mut first = Box::pin(reconcile_content(deleted_content("first"), Arc::clone(&provisioner)));
@@ -408,9 +405,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_removal_continues_when_no_other_operation_has_the_source() {
         let (source, (client, lists)) = (id("pvc-1"), fixture::empty());
-        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let (provisioner, disk) = fixture::with_client(client);
         disk.put(&id("snapshot-1"), thin(&source));
-        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
         let pass = async || reconcile_content(deleted_content("1"), Arc::clone(&provisioner)).await.expect("no error");
         disk.set_locked(&source, true);
         assert!(provisioner.is_new_removal(&id("snapshot-1")));

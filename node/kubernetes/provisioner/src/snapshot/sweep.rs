@@ -143,19 +143,13 @@ fn findings(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::SystemTime;
 
-    use envtest::FakeVolumes;
     use serde_json::json;
-    use units::Bytes;
     use volume::{Mode, Sharing};
 
     use super::*;
-    use crate::Metrics;
-    use crate::fixture::{self, id};
-
-    const NODE: &str = "one";
+    use crate::fixture::{self, NODE, id};
 
     fn record(state: State) -> Record {
         fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary }, state)
@@ -176,13 +170,12 @@ mod tests {
             let is_list = request.uri().path().ends_with("/volumesnapshotcontents");
             Some(if is_list { fixture::page(&contents, request) } else { fixture::no_kind() })
         });
-        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let (provisioner, disk) = fixture::with_client(client);
         let snapshots = ["snapshot-first", "snapshot-later", "snapshot-left"].map(id);
         let snapshots = snapshots.map(|id| (id, record(State::Staged)));
         for (id, record) in &snapshots {
             disk.put(id, record.clone());
         }
-        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
         let (none, mut failed) = (BTreeSet::new(), Failed::new());
         provisioner.sweep_snapshots(&snapshots.into(), &none, &none, &mut failed).await;
         assert!(failed.is_empty(), "{failed:?}");
@@ -192,10 +185,9 @@ mod tests {
     /// Regression: the content was deleted with policy Retain after the disk was read, and the sweep removed the data.
     #[tokio::test]
     async fn a_snapshot_that_was_completed_meanwhile_stays() {
-        let client = fixture::client(|request| Some(fixture::page(&[], request)));
-        let (disk, snapshot) = (Arc::new(FakeVolumes::with_size(Bytes::GIB)), id("snapshot-u"));
+        let (provisioner, disk) = fixture::with_client(fixture::client(|request| Some(fixture::page(&[], request))));
+        let snapshot = id("snapshot-u");
         disk.put(&snapshot, record(State::Complete));
-        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
         let read = [(snapshot.clone(), record(State::Staged))].into();
         let (none, mut failed) = (BTreeSet::new(), Failed::new());
         provisioner.sweep_snapshots(&read, &none, &none, &mut failed).await;
@@ -206,8 +198,7 @@ mod tests {
     /// orphans, and the others were removed.
     #[tokio::test]
     async fn a_group_that_is_not_complete_is_removed_as_a_whole() {
-        let client = fixture::client(|request| Some(fixture::page(&[], request)));
-        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let (provisioner, disk) = fixture::with_client(fixture::client(|request| Some(fixture::page(&[], request))));
         let [complete, staged] = ["group-u-pvc-1", "group-u-pvc-2"].map(id);
         let members = [(&complete, State::Complete), (&staged, State::Staged)];
         let members: BTreeMap<_, _> = members.map(|(id, state)| (id.clone(), record(state))).into();
@@ -215,7 +206,6 @@ mod tests {
             disk.put(id, record.clone());
         }
         disk.set_stuck(&complete, true);
-        let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
         let sweep = async || {
             let (none, mut failed) = (BTreeSet::new(), Failed::new());
             let orphans = provisioner.sweep_snapshots(&members, &none, &none, &mut failed).await;

@@ -2,7 +2,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use cluster::claim::ROLLBACK;
-use envtest::FakeVolumes;
 use fsquota::ProjectId;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::Client;
@@ -15,11 +14,9 @@ use units::{Bytes, Inodes};
 use volume::{Allocation, Cloning, Mode, Rollback, Sharing};
 
 use super::*;
-use crate::fixture::{self, id};
+use crate::fixture::{self, NODE, id};
+use crate::listing;
 use crate::sweep::round::LeftOut;
-use crate::{Metrics, listing};
-
-const NODE: &str = "granary";
 
 fn record(state: State) -> Record {
     fixture::record(Mode::Filesystem { inodes: Inodes::new(64) }, state)
@@ -88,11 +85,10 @@ fn api_server_without(denied: &'static str, pvs: &[PersistentVolume], lists: Arc
 async fn a_pv_on_a_later_page_keeps_its_volume() {
     let lists = Arc::<AtomicU32>::default();
     let client = api_server(&["pvc-1", "pvc-2", "pvc-3"].map(pv), Arc::clone(&lists));
-    let disk = FakeVolumes::with_size(Bytes::GIB);
+    let (provisioner, disk) = fixture::with_client(client);
     for volume in ["pvc-1", "pvc-2"] {
         disk.put(&id(volume), record(State::Announced));
     }
-    let provisioner = Provisioner::new(client, NODE.to_owned(), Arc::new(disk), Metrics::default());
     let Round { found, .. } = provisioner.sweep(&Findings::default()).await.expect("a comparison");
     assert_eq!((found.orphans, found.lost), (BTreeSet::new(), [id("pvc-3")].into()));
     assert_eq!(lists.load(Ordering::Relaxed), 1);
@@ -102,9 +98,7 @@ async fn a_pv_on_a_later_page_keeps_its_volume() {
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_another_pass_has_is_looked_at_again_soon() {
     let (lost, lists) = (id("pvc-lost"), Arc::<AtomicU32>::default());
-    let client = api_server(&[pv("pvc-lost")], Arc::clone(&lists));
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
-    let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
+    let (provisioner, _) = fixture::with_client(api_server(&[pv("pvc-lost")], Arc::clone(&lists)));
     let pass = provisioner.locks.try_lock(&lost).expect("no other pass");
     let shared = Arc::clone(&provisioner);
     let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
@@ -128,9 +122,7 @@ async fn a_volume_that_another_pass_has_is_looked_at_again_soon() {
 #[tokio::test(start_paused = true)]
 async fn the_staged_volume_of_a_deleted_claim_is_undone_soon() {
     let (staged, lists) = (id("pvc-u"), Arc::<AtomicU32>::default());
-    let client = api_server(&[], Arc::clone(&lists));
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
-    let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
+    let (provisioner, disk) = fixture::with_client(api_server(&[], Arc::clone(&lists)));
     let shared = Arc::clone(&provisioner);
     let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
     sleep(LOOK_AGAIN).await;
@@ -169,12 +161,11 @@ async fn the_staged_volume_of_a_deleted_claim_is_undone_soon() {
 async fn an_error_about_one_volume_does_not_end_the_comparison() {
     let [denied, staged] = ["pvc-denied", "pvc-u"].map(id);
     let [lost_denied, lost] = ["pvc-lost-denied", "pvc-lost-too"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let client = api_server(&["pvc-lost-denied", "pvc-lost-too"].map(pv), Arc::default());
+    let (provisioner, disk) = fixture::with_client(client);
     for id in [&denied, &staged] {
         disk.put(id, record(State::Staged));
     }
-    let client = api_server(&["pvc-lost-denied", "pvc-lost-too"].map(pv), Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let Round { found, failed } = provisioner.sweep(&Findings::default()).await.expect("a comparison");
     assert_eq!(volumes(&failed), [Some(&denied), Some(&lost_denied)]);
     assert_eq!((disk.record(&staged), found.lost), (None, [lost].into()));
@@ -186,12 +177,10 @@ async fn an_error_about_one_volume_does_not_end_the_comparison() {
 #[tokio::test]
 async fn an_error_about_one_volume_delays_no_other() {
     let [denied, staged, lost] = ["pvc-denied", "pvc-u", "pvc-lost"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&[pv("pvc-lost")], Arc::default()));
     for id in [&denied, &staged] {
         disk.put(id, record(State::Staged));
     }
-    let client = api_server(&[pv("pvc-lost")], Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let pvs = Listing::of(&[pv("pvc-lost")], NODE).of_volume(&lost).to_vec();
     let left_out = LeftOut { staged: [denied.clone(), staged.clone()].into(), missing: [(lost.clone(), pvs)].into() };
     let reported = Findings { left_out, ..Findings::default() };
@@ -206,13 +195,11 @@ async fn an_error_about_one_volume_delays_no_other() {
 #[tokio::test]
 async fn a_copy_whose_source_is_being_cloned_delays_no_other() {
     let [source, copy, other] = ["pvc-source", "pvc-1", "pvc-2"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&[], Arc::default()));
     disk.put(&source, record(State::Announced));
     let cloning = Some(Cloning::new(source.clone(), Bytes::GIB));
     disk.put(&copy, Record { cloning, ..record(State::Staged) });
     disk.put(&other, record(State::Staged));
-    let client = api_server(&[], Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let left_out = LeftOut { staged: [copy.clone(), other.clone()].into(), ..LeftOut::default() };
     let clone = provisioner.clone_turn(true, [&source]).expect("a turn");
     let Round { found, failed } = provisioner.look_again(Findings { left_out, ..Findings::default() }).await;
@@ -235,10 +222,8 @@ async fn a_copy_whose_source_is_being_cloned_delays_no_other() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_fail_have_a_back_off() {
     let [denied, lost_denied] = ["pvc-denied", "pvc-lost-denied"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&[], Arc::default()));
     disk.put(&denied, record(State::Staged));
-    let client = api_server(&[], Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk, Metrics::default());
     let pvs = Listing::of(&[pv("pvc-lost-denied")], NODE).of_volume(&lost_denied).to_vec();
     let left_out = LeftOut { staged: [denied].into(), missing: [(lost_denied, pvs)].into() };
     let (mut found, mut errors) = (Findings { left_out, ..Findings::default() }, 0);
@@ -256,14 +241,12 @@ async fn requests_that_fail_have_a_back_off() {
 #[tokio::test]
 async fn an_error_about_one_rollback_does_not_end_the_comparison() {
     let [denied, removed, stuck] = ["snapshot-a", "snapshot-b", "snapshot-c"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&["pvc-1", "pvc-lost"].map(pv), Arc::default()));
     disk.put(&id("pvc-1"), record(State::Announced));
     for (kept, namespace) in [(&denied, "a-denied"), (&removed, "shop"), (&stuck, "shop")] {
         disk.put(kept, rollback(namespace));
     }
     disk.set_stuck(&stuck, true);
-    let client = api_server(&["pvc-1", "pvc-lost"].map(pv), Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let round = provisioner.sweep(&Findings::default()).await.expect("a comparison");
     assert_eq!(volumes(&round.failed), [None, Some(&stuck)], "the list of a namespace is denied");
     assert!(round.is_incomplete(), "no look follows");
@@ -275,13 +258,11 @@ async fn an_error_about_one_rollback_does_not_end_the_comparison() {
 #[tokio::test(start_paused = true)]
 async fn a_rollback_that_another_pass_has_delays_no_other() {
     let [occupied, removed] = ["snapshot-a", "snapshot-b"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&[], Arc::default()));
     let rollbacks: BTreeMap<_, _> = [&occupied, &removed].map(|kept| (kept.clone(), rollback("shop"))).into();
     for (kept, record) in &rollbacks {
         disk.put(kept, record.clone());
     }
-    let client = api_server(&[], Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let pass = provisioner.locks.try_lock(&occupied).expect("no other pass");
     let mut failed = Failed::new();
     timeout(INTERVAL, provisioner.sweep_rollbacks(&rollbacks, &mut failed)).await.expect("the sweep ends");
@@ -293,13 +274,13 @@ async fn a_rollback_that_another_pass_has_delays_no_other() {
 
 #[tokio::test]
 async fn a_request_on_a_later_page_keeps_its_rollback() {
-    let (kept, disk) = (id("snapshot-kept"), Arc::new(FakeVolumes::with_size(Bytes::GIB)));
+    let kept = id("snapshot-kept");
     let claims = ["other", "u"].map(|uid| {
         json!({"metadata": {"name": uid, "namespace": "shop", "uid": uid, "annotations": {ROLLBACK: "snapshot-kept"}}})
     });
     let client = fixture::client(move |request| Some(fixture::page(&claims, request)));
+    let (provisioner, disk) = fixture::with_client(client);
     disk.put(&kept, rollback("shop"));
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let mut failed = Failed::new();
     provisioner.sweep_rollbacks(&[(kept.clone(), rollback("shop"))].into(), &mut failed).await;
     assert!(failed.is_empty() && disk.record(&kept).is_some(), "{failed:?}");
@@ -309,11 +290,10 @@ async fn a_request_on_a_later_page_keeps_its_rollback() {
 #[tokio::test]
 async fn an_error_about_snapshots_does_not_end_the_comparison() {
     let [orphan, unfinished] = ["snapshot-a", "snapshot-b"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let client = api_server_without("/volumesnapshotcontents", &[pv("pvc-lost")], Arc::default());
+    let (provisioner, disk) = fixture::with_client(client);
     disk.put(&orphan, snapshot(State::Announced));
     disk.put(&unfinished, snapshot(State::Staged));
-    let client = api_server_without("/volumesnapshotcontents", &[pv("pvc-lost")], Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let reported = Findings { snapshots: [orphan.clone()].into(), ..Findings::default() };
     let round = provisioner.sweep(&reported).await.expect("a comparison");
     assert_eq!(volumes(&round.failed), [None]);
@@ -324,7 +304,7 @@ async fn an_error_about_snapshots_does_not_end_the_comparison() {
 #[tokio::test]
 async fn a_snapshot_that_cannot_be_removed_delays_no_other() {
     let [stuck, locked, removed] = ["snapshot-a", "snapshot-b", "snapshot-c"].map(id);
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&[], Arc::default()));
     for unfinished in [&stuck, &removed] {
         disk.put(unfinished, snapshot(State::Staged));
     }
@@ -333,8 +313,6 @@ async fn a_snapshot_that_cannot_be_removed_delays_no_other() {
     let cloning = Some(Cloning::new(source.clone(), Bytes::GIB));
     disk.put(&locked, Record { cloning, ..snapshot(State::Staged) });
     disk.set_locked(&source, true);
-    let client = api_server(&[], Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let round = provisioner.sweep(&Findings::default()).await.expect("a comparison");
     assert_eq!(volumes(&round.failed), [Some(&stuck)]);
     assert_eq!((disk.record(&locked).is_some(), disk.record(&removed)), (true, None));
@@ -345,11 +323,9 @@ async fn a_snapshot_that_cannot_be_removed_delays_no_other() {
 #[tokio::test]
 async fn a_long_removal_does_not_delay_the_stop() {
     let unfinished = id("snapshot-u");
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&[], Arc::default()));
     disk.put(&unfinished, snapshot(State::Staged));
     disk.hold(true);
-    let client = api_server(&[], Arc::default());
-    let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default()));
     let shared = Arc::clone(&provisioner);
     let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
     while provisioner.locks.try_lock(&unfinished).is_some() {
@@ -363,11 +339,9 @@ async fn a_long_removal_does_not_delay_the_stop() {
 /// Regression: a volume whose claim had ended was forgotten if another pass had it.
 #[tokio::test]
 async fn an_implausible_comparison_undoes_nothing_and_keeps_the_volumes_that_were_left_out() {
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+    let (provisioner, disk) = fixture::with_client(api_server(&[], Arc::default()));
     disk.put(&id("pvc-used"), record(State::Announced));
     disk.put(&id("pvc-u"), record(State::Staged));
-    let client = api_server(&[], Arc::default());
-    let provisioner = Provisioner::new(client, NODE.to_owned(), disk.clone(), Metrics::default());
     let left_out = LeftOut { staged: [id("pvc-u")].into(), ..LeftOut::default() };
     let reported = Findings { left_out, ..Findings::default() };
     let Round { found, .. } = provisioner.sweep(&reported).await.expect("a comparison");
