@@ -86,7 +86,9 @@ impl Provisioner {
             return Err(error);
         }
         // Change the PV first: a claim with the class in its status needs no further pass.
-        self.set_class(pv, class).await?;
+        if pv.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref()) != Some(class) {
+            self.patch_pv(pv, json!({"volumeAttributesClassName": class}), "write the PV's class").await?;
+        }
         self.patch_class(&claim, StatusChange::Finished { class }).await?;
         info!(class, %io, "class of the volume changed");
         self.events.modified(&claim, class, io);
@@ -99,18 +101,6 @@ impl Provisioner {
         let found = found.ok_or_else(|| Error::UnknownAttributesClass { class: class.to_owned() })?;
         let rejected = |source| Rejection::AttributesClass { class: class.to_owned(), source };
         Ok(class::limits(&found, mode).map_err(rejected)?)
-    }
-
-    async fn set_class(&self, pv: &PersistentVolume, class: &str) -> Result<(), ApiError> {
-        if pv.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref()) == Some(class) {
-            return Ok(());
-        }
-        let patch = json!({
-            "metadata": {"uid": pv.uid(), "resourceVersion": pv.resource_version()},
-            "spec": {"volumeAttributesClassName": class},
-        });
-        let patched = self.pvs.patch(&pv.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
-        patched.map(drop).map_err(api("write the PV's class"))
     }
 
     /// Patches the claim's status, and returns the changed claim. Fails if the claim was changed since it was read.

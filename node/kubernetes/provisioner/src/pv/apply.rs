@@ -238,6 +238,18 @@ impl Provisioner {
         self.patch_finalizers(pv, &Patch::Merge(json!({ "metadata": metadata }))).await
     }
 
+    /// Patches the spec of the PV, and returns the changed PV. Fails if the PV was changed since it was read.
+    pub(crate) async fn patch_pv(
+        &self,
+        pv: &PersistentVolume,
+        spec: Value,
+        what: &'static str,
+    ) -> Result<PersistentVolume, ApiError> {
+        let metadata = json!({"uid": pv.uid(), "resourceVersion": pv.resource_version()});
+        let patch = Patch::Merge(json!({"metadata": metadata, "spec": spec}));
+        self.pvs.patch(&pv.name_any(), &PatchParams::default(), &patch).await.map_err(api(what))
+    }
+
     async fn patch_finalizers(&self, pv: &PersistentVolume, patch: &Patch<Value>) -> Result<bool, ApiError> {
         let patched = self.pvs.patch_metadata(&pv.name_any(), &PatchParams::default(), patch).await;
         Ok(unless_gone(patched, "set the PV's finalizers")?.is_some())

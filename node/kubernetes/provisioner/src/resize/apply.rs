@@ -71,7 +71,10 @@ impl Provisioner {
                     self.events.resizing(&claim, size, to);
                 }
                 Step::Grow { to } => self.grow(&claim, id, size, to).await?,
-                Step::Announce { size } => pv = self.set_capacity(&pv, size).await?,
+                Step::Announce { size } => {
+                    let capacity = json!({"capacity": {"storage": quantity::text(size)}});
+                    pv = self.patch_pv(&pv, capacity, "write the PV's capacity").await?;
+                }
                 Step::AwaitNode { size } => {
                     claim = self.patch_status(claim, &StatusChange::NodePending { size }).await?;
                     self.events.node_resizes(&claim, size);
@@ -121,16 +124,5 @@ impl Provisioner {
             .patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
             .await
             .map_err(api("write the claim's status"))
-    }
-
-    async fn set_capacity(&self, pv: &PersistentVolume, size: Bytes) -> Result<PersistentVolume, ApiError> {
-        let patch = json!({
-            "metadata": {"uid": pv.uid(), "resourceVersion": pv.resource_version()},
-            "spec": {"capacity": {"storage": quantity::text(size)}},
-        });
-        self.pvs
-            .patch(&pv.name_any(), &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .map_err(api("write the PV's capacity"))
     }
 }
