@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use cluster::{Overcommit, STATUS_PORT, is_label};
 use tracing_subscriber::filter::LevelFilter;
@@ -17,8 +18,8 @@ pub struct Arguments {
     #[command(subcommand)]
     pub task: Task,
     /// Least severe level that is logged. Libraries log only warnings and errors.
-    #[arg(long, global = true, value_enum, default_value_t = LogLevel::Info)]
-    pub log_level: LogLevel,
+    #[arg(long, global = true, value_parser = log_level(), default_value = "info")]
+    pub log_level: LevelFilter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
@@ -80,27 +81,6 @@ impl From<Provisioner> for csi::Provisioner {
         match provisioner {
             Provisioner::Own => Self::Own,
             Provisioner::External => Self::External,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogLevel {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl From<LogLevel> for LevelFilter {
-    fn from(level: LogLevel) -> Self {
-        match level {
-            LogLevel::Error => Self::ERROR,
-            LogLevel::Warn => Self::WARN,
-            LogLevel::Info => Self::INFO,
-            LogLevel::Debug => Self::DEBUG,
-            LogLevel::Trace => Self::TRACE,
         }
     }
 }
@@ -230,6 +210,10 @@ impl FromStr for NodeName {
     fn from_str(text: &str) -> Result<Self, NodeNameError> {
         if text.len() <= 63 && text.split('.').all(is_label) { Ok(Self(text.into())) } else { Err(NodeNameError) }
     }
+}
+
+fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
+    PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]).try_map(|level| level.parse::<LevelFilter>())
 }
 
 /// Parses an absolute path without `..`, other than the root.

@@ -81,7 +81,7 @@ fn check(place: &Place) -> Result<(), BoxError> {
 }
 
 fn serve(arguments: Arguments) -> Result<(), BoxError> {
-    log(arguments.log_level.into());
+    log(arguments.log_level);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(cannot("start threads"))?;
     let result = runtime.block_on(async {
         // Handle signals first: the kernel sends PID 1 of a container only the signals that it handles.
