@@ -17,61 +17,38 @@ fn dns(name: &str) -> ServerName {
     ServerName::Dns(name.to_owned())
 }
 
+/// A certificate of the cluster's CA.
+fn certificate(name: &'static str, common_name: impl Into<String>, purpose: Purpose) -> Wanted {
+    Wanted { name, common_name: common_name.into(), organization: None, purpose, signer: Signer::Cluster }
+}
+
 fn api_server(config: &Config) -> Wanted {
     let mut names: BTreeSet<_> =
         ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"].map(dns).into();
     names.extend([[127, 0, 0, 1].into(), config.address].map(|address| ServerName::Ip(address.into())));
     names.extend(config.api_service().map(|address| ServerName::Ip(address.into())));
-    Wanted {
-        name: "apiserver",
-        common_name: "kube-apiserver".into(),
-        organization: None,
-        purpose: Purpose::Server(names),
-        signer: Signer::Cluster,
-    }
+    certificate("apiserver", "kube-apiserver", Purpose::Server(names))
 }
 
 /// The API server's client certificate for the kubelet. The reconciler binds this user to the required role only.
 fn kubelets_client() -> Wanted {
-    Wanted {
-        name: "apikubelet",
-        common_name: API_SERVER_USER.into(),
-        organization: None,
-        purpose: Purpose::Client,
-        signer: Signer::Cluster,
-    }
+    certificate("apikubelet", API_SERVER_USER, Purpose::Client)
 }
 
 fn etcd() -> Wanted {
     let names = [dns("localhost"), ServerName::Ip([127, 0, 0, 1].into())];
-    Wanted {
-        name: "etcd",
-        common_name: "etcd".into(),
-        organization: None,
-        purpose: Purpose::Server(names.into()),
-        signer: Signer::Cluster,
-    }
+    certificate("etcd", "etcd", Purpose::Server(names.into()))
 }
 
 fn etcds_client() -> Wanted {
-    Wanted {
-        name: "apietcd",
-        common_name: API_SERVER_USER.into(),
-        organization: None,
-        purpose: Purpose::EtcdClient,
-        signer: Signer::Cluster,
-    }
+    certificate("apietcd", API_SERVER_USER, Purpose::EtcdClient)
 }
 
 pub(crate) fn kubelet_server(config: &Config) -> Wanted {
-    let names = [ServerName::Dns(config.node.clone()), ServerName::Ip(config.address.into())];
-    Wanted {
-        name: "kubelet-server",
-        common_name: format!("system:node:{}", config.node),
-        organization: Some("system:nodes"),
-        purpose: Purpose::Server(names.into()),
-        signer: Signer::Cluster,
-    }
+    let names = [dns(&config.node), ServerName::Ip(config.address.into())];
+    let common_name = format!("system:node:{}", config.node);
+    let server = certificate("kubelet-server", common_name, Purpose::Server(names.into()));
+    Wanted { organization: Some("system:nodes"), ..server }
 }
 
 #[cfg(test)]
@@ -79,22 +56,23 @@ mod tests {
     use super::*;
     use crate::Identity;
 
+    /// Names of the certificates with this property.
+    fn names(is_wanted: impl Fn(&Wanted) -> bool) -> Vec<&'static str> {
+        let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
+        let all = of_programs(&Config::default()).into_iter().chain(identities);
+        all.filter(is_wanted).map(|wanted| wanted.name).collect()
+    }
+
     /// A certificate cannot be revoked, and no role limits the group `system:masters`.
     #[test]
     fn only_the_administrators_certificate_is_in_masters() {
-        let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
-        let masters = of_programs(&Config::default()).into_iter().chain(identities);
-        let masters = masters.filter(|wanted| wanted.organization == Some("system:masters")).map(|wanted| wanted.name);
-        assert_eq!(masters.collect::<Vec<_>>(), ["admin"]);
+        assert_eq!(names(|wanted| wanted.organization == Some("system:masters")), ["admin"]);
     }
 
     /// Aggregated API servers accept every user name with a certificate of this CA.
     #[test]
     fn only_the_certificate_for_aggregated_api_servers_has_another_ca() {
-        let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
-        let others = of_programs(&Config::default()).into_iter().chain(identities);
-        let others = others.filter(|wanted| wanted.signer != Signer::Cluster).map(|wanted| wanted.name);
-        assert_eq!(others.collect::<Vec<_>>(), [front_proxy::NAME]);
+        assert_eq!(names(|wanted| wanted.signer != Signer::Cluster), [front_proxy::NAME]);
     }
 
     #[test]
