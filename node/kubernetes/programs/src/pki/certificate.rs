@@ -290,7 +290,6 @@ fn subject_of(wanted: &Wanted) -> DistinguishedName {
     subject
 }
 
-/// Validity of a certificate (PEM). Does not check its signature.
 /// The first of several certificates.
 pub(crate) fn first(certificates: &str) -> Result<String, Stale> {
     let end = "-----END CERTIFICATE-----\n";
@@ -298,6 +297,7 @@ pub(crate) fn first(certificates: &str) -> Result<String, Stale> {
     certificates.find(end).map(|at| certificates[..at + end.len()].to_owned()).ok_or(Stale::Unreadable)
 }
 
+/// Validity of a certificate (PEM). Does not check its signature.
 pub(crate) fn validity(certificate: &str) -> Result<Validity, Stale> {
     Ok(Validity::of(&pem_of(certificate)?.parse_x509().map_err(|_| Stale::Unreadable)?))
 }
