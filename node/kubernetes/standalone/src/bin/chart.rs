@@ -1,22 +1,19 @@
-//! Writes the generated files of the chart, and the plain manifests: `bazel run //node/kubernetes/standalone:chart`. A
-//! test of this program, and the suite that renders the chart, check that the files are current.
+//! Writes the generated files of the chart: `bazel run //node/kubernetes/standalone:chart`. A test checks that the files
+//! are current.
 #![forbid(unsafe_code)]
 
 use std::env;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use reconciler::agents::{Accounts, objects};
 use serde_json::Value;
 
 const CHART: &str = "node/kubernetes/standalone/chart";
-const MANIFESTS: &str = "node/kubernetes/standalone/manifests.yaml";
 const ALERTS: &str = "docs/operations/alerts.yaml";
-
-const NAMESPACE: &str = "kube-system";
 
 const ACCOUNTS: Accounts<'_> =
     Accounts { namespace: "{{ .Release.Namespace }}", node: "granary-storage", reclaimer: "granary-reclaimer" };
@@ -31,7 +28,7 @@ const GROUP: &str = "  - name: granary-storage\n";
 fn main() -> ExitCode {
     match write() {
         Ok(()) => {
-            println!("{MANIFESTS} and the generated files of {CHART} written");
+            println!("generated files of {CHART} written");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -43,23 +40,11 @@ fn main() -> ExitCode {
 
 fn write() -> Result<(), Box<dyn Error>> {
     let root = env::var_os("BUILD_WORKSPACE_DIRECTORY").map_or_else(|| PathBuf::from("."), PathBuf::from);
-    let render = env::var_os("HELM_RENDER").ok_or("HELM_RENDER is not set; run the program by its Bazel target")?;
     let chart = root.join(CHART);
     fs::write(chart.join("templates/access.yaml"), access())?;
     fs::write(chart.join("alerts.yaml"), alerts(&fs::read_to_string(root.join(ALERTS))?))?;
-    fs::write(chart.join("README.md"), readme(&fs::read_to_string(chart.join("values.yaml"))?))?;
-    let rendered = Command::new(std::path::absolute(Path::new(&render))?).arg(chart).arg(NAMESPACE).output()?;
-    if !rendered.status.success() {
-        return Err(String::from_utf8_lossy(&rendered.stderr).into_owned().into());
-    }
-    let manifests = format!("{HEAD_OF_MANIFESTS}{}", String::from_utf8(rendered.stdout)?);
-    Ok(fs::write(root.join(MANIFESTS), manifests)?)
+    Ok(fs::write(chart.join("README.md"), readme(&fs::read_to_string(chart.join("values.yaml"))?))?)
 }
-
-const HEAD_OF_MANIFESTS: &str = "\
-# Written by `bazel run //node/kubernetes/standalone:chart`: the chart beside this file with its default values.
-# docs/operations/other-clusters.md says what to change, at least the image.
-";
 
 const HEAD_OF_ACCESS: &str = "\
 # Written by `bazel run //node/kubernetes/standalone:chart` from node/kubernetes/reconciler/src/agents.rs: change that file.

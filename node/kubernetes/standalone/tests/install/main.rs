@@ -12,7 +12,6 @@ use envtest::suite;
 
 fn main() -> ExitCode {
     suite![
-        objects::the_manifests_are_the_rendered_chart,
         objects::the_class_is_the_one_of_granary_nodes,
         objects::invalid_values_are_rejected_by_name,
         objects::every_value_reaches_its_field,

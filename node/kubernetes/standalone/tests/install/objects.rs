@@ -89,13 +89,6 @@ pub async fn install(cluster: &Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
-pub async fn the_manifests_are_the_rendered_chart(_: Arc<Cluster>) -> Result<(), Failure> {
-    let manifests = include_str!("../../manifests.yaml");
-    let text = render(NAMESPACE, &json!({}))??;
-    assert!(manifests.ends_with(&text), "manifests.yaml is old; run: bazel run //node/kubernetes/standalone:chart");
-    Ok(())
-}
-
 pub async fn the_class_is_the_one_of_granary_nodes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     start("reconciler", cluster.admin(), reconciler::run).await?.stop(PATIENCE).await?;
     let class = rendered(NAMESPACE, &json!({}))?.into_iter().find(|object| object["kind"] == "StorageClass");
