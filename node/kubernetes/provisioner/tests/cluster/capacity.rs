@@ -250,12 +250,16 @@ pub(crate) async fn objects_are_deleted_and_created_again_with_their_node(
     node.end().await
 }
 
-pub(crate) async fn capacity_is_published_after_the_api_server_was_down(cluster: Arc<Cluster>) -> Result<(), Failure> {
+pub(crate) async fn claims_and_capacity_are_served_after_the_api_server_was_down(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
     let node = Node::start(&cluster, "published-later").await?;
     register(&node).await?;
     publishes(&node, &node.class, "100Gi").await?;
+    let before = node.provisioned("before", json!({})).await?;
     cluster.stop_api_server().await;
     cluster.start_api_server().await?;
+    node.delete("before", &before).await?;
     node.provisioned("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     publishes(&node, &node.class, "90Gi").await?;
     assert_eq!(node.attempts(), 1, "the provisioner is not started again");

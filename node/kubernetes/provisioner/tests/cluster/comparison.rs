@@ -57,17 +57,6 @@ pub async fn an_announced_volume_without_a_pv_is_reported_and_kept(cluster: Arc<
     node.end().await
 }
 
-pub async fn the_provisioner_survives_an_unreachable_api_server(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "away").await?;
-    let pv = node.provisioned("before", json!({})).await?;
-    cluster.stop_api_server().await;
-    cluster.start_api_server().await?;
-    node.provisioned("after", json!({})).await?;
-    node.delete("before", &pv).await?;
-    assert_eq!(node.attempts(), 1, "the provisioner is not started again");
-    node.end().await
-}
-
 pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "lost").await?;
     let pv = node.provisioned("data", json!({})).await?;

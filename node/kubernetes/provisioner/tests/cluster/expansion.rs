@@ -64,13 +64,6 @@ pub async fn a_filesystem_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Re
     node.end().await
 }
 
-pub async fn an_unattached_disk_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (node, id) = with_claim(&cluster, "grow-offline", "Block").await?;
-    node.enlarge("data", "2Gi").await?;
-    has(&node, &id, "2Gi", GIB2).await?;
-    node.end().await
-}
-
 pub async fn an_attached_disk_waits_for_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow-online", "Block").await?;
     node.volumes.set_attached(&id, true);

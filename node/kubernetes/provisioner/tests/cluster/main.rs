@@ -33,7 +33,6 @@ fn main() -> ExitCode {
         claims::a_block_claim_gets_the_allocation_of_its_class,
         claims::a_claim_of_another_node_is_ignored,
         claims::unsupported_fields_are_rejected_by_name,
-        claims::a_claim_with_a_foreign_data_source_is_left_to_its_populator,
         claims::a_claim_that_does_not_fit_goes_back_to_the_scheduler,
         claims::a_generic_ephemeral_volume_is_deleted_with_its_pod,
     ];
@@ -91,7 +90,6 @@ fn main() -> ExitCode {
     let suite = suite![
         suite;
         expansion::a_filesystem_grows_without_the_kubelet,
-        expansion::an_unattached_disk_grows_without_the_kubelet,
         expansion::an_attached_disk_waits_for_the_kubelet,
         expansion::a_disk_whose_pod_ends_is_finished_without_the_kubelet,
         expansion::a_request_that_is_too_large_can_be_lowered,
@@ -131,7 +129,6 @@ fn main() -> ExitCode {
         comparison::a_pv_without_a_volume_is_reported,
         comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_list_of_the_api_server_deletes_nothing,
-        comparison::the_provisioner_survives_an_unreachable_api_server,
         health::faults_of_disk_and_volumes_are_reported,
     ];
     // These cases also run at the same time, because they wait for up to half a minute.
@@ -156,7 +153,7 @@ fn main() -> ExitCode {
         capacity::stale_objects_are_deleted_and_unmanaged_ones_kept,
         capacity::changed_objects_are_repaired,
         capacity::objects_are_deleted_and_created_again_with_their_node,
-        capacity::capacity_is_published_after_the_api_server_was_down,
+        capacity::claims_and_capacity_are_served_after_the_api_server_was_down,
         capacity::metrics_count_operations,
         scheduling::a_pod_waits_for_its_nodes_capacity,
         scheduling::one_of_two_claims_that_do_not_fit_together_is_served,
