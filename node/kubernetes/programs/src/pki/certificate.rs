@@ -367,17 +367,12 @@ mod tests {
 
     use super::*;
     use crate::discovery::ca_digest;
+    use crate::pki::identity::Identity;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
 
     fn client() -> Wanted {
-        Wanted {
-            name: "kubelet",
-            common_name: "system:node:granary".into(),
-            organization: Some("system:nodes"),
-            purpose: Purpose::Client,
-            signer: Signer::Cluster,
-        }
+        Identity::Kubelet.wanted("granary")
     }
 
     fn etcd_client() -> Wanted {
