@@ -146,8 +146,7 @@ impl Provisioner {
         self.count(&round.found);
         self.report(&round.found, reported, &readable, &snapshots);
         for (id, reason) in unreadable.iter().filter(|(id, _)| !reported.unreadable.contains(id)) {
-            let reason: &dyn std::error::Error = reason;
-            error!(volume = %id, error = reason, "volume has an unreadable record; it is kept, and no pod can use it");
+            error!(volume = %id, error = causes::of(reason), "volume has an unreadable record; it is kept, and no pod can use it");
         }
         Ok(round)
     }

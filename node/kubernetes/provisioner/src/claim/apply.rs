@@ -78,15 +78,14 @@ pub(crate) async fn reconcile_claim(
 /// Counts the failure, and schedules the next pass.
 pub(crate) fn failed(claim: Arc<PersistentVolumeClaim>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
     let claim_name = plan::full_name(&claim);
-    let cause: &dyn std::error::Error = error;
     provisioner.metrics.failed(Object::Claim, error.kind());
     // A rejected claim is checked again, because its class may have been created again with other parameters.
     if matches!(error, Error::NoClass | Error::Rejected(_)) {
-        warn!(claim = %claim_name, error = cause, "claim rejected");
+        warn!(claim = %claim_name, error = causes::of(error), "claim rejected");
         return Action::requeue(backoff::MOST);
     }
     let Retry { attempt, after } = provisioner.attempts.failed(&backoff_key(&claim));
-    warn!(claim = %claim_name, error = cause, attempt, "provisioning failed, will retry");
+    warn!(claim = %claim_name, error = causes::of(error), attempt, "provisioning failed, will retry");
     Action::requeue(after)
 }
 

@@ -105,8 +105,7 @@ impl Provisioner {
         match self.on_volume(id, |store, id| store.discard(id)).await? {
             Ok(_) => info!(volume = %id, "deleted volume removed"),
             Err(error @ volume::Error::Refused { source: volume::VolumeRefusal::NotRetired, .. }) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(volume = %id, error, "deleted volume not removed: it is no longer in the trash");
+                warn!(volume = %id, error = causes::of(&error), "deleted volume not removed: it is no longer in the trash");
             }
             Err(error) => return Err(Error::Store(error)),
         }
