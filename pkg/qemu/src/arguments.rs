@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::accelerator::Accelerator;
 use crate::config::{Boot, Config, PortName, Sink};
-use crate::disk::{Access, Cache, Disk, IoError, Operation, Serial, Times, Wrap};
+use crate::disk::{Access, Cache, Disk, DiskModel, IoError, Operation, Serial, Times, Wrap};
 use crate::network::{Forward, Link, Network};
 
 /// An invalid configuration of a VM.
@@ -172,7 +172,12 @@ fn add_disk(all: &mut Arguments, disk: &Disk, index: usize, boot: &Boot) -> Resu
 }
 
 pub(crate) fn device(disk: &Disk) -> Value {
-    json!({"driver": disk.model.driver(), "drive": node_name(&disk.serial), "serial": disk.serial.as_str()})
+    let mut device =
+        json!({"driver": disk.model.driver(), "drive": node_name(&disk.serial), "serial": disk.serial.as_str()});
+    if disk.model == DiskModel::VirtioOneQueue {
+        device["num-queues"] = json!(1);
+    }
+    device
 }
 
 /// Nodes inside a node inherit its cache and access.
@@ -313,7 +318,6 @@ mod tests {
     use super::*;
     use crate::accelerator::EMULATED;
     use crate::config::{FirmwareFile, Port};
-    use crate::disk::DiskModel;
     use crate::network::{Card, Mac};
 
     const STREAMS: Streams = Streams { qmp: 7, console: None, ports: Vec::new(), wire: None };
@@ -413,6 +417,11 @@ mod tests {
         assert_eq!(
             json_of(values(&all, "-device")[1]),
             json!({"driver": "virtio-blk-pci", "drive": "disk-data", "serial": "data"})
+        );
+        let ordered = Disk { model: DiskModel::VirtioOneQueue, ..Disk::new("data".parse().unwrap(), "data.img") };
+        assert_eq!(
+            device(&ordered),
+            json!({"driver": "virtio-blk-pci", "drive": "disk-data", "serial": "data", "num-queues": 1})
         );
     }
 

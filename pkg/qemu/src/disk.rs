@@ -83,6 +83,8 @@ pub enum DiskModel {
     /// virtio-blk, the fastest.
     #[default]
     Virtio,
+    /// virtio-blk with one queue for all CPUs: concurrent flushes end in the order in which they began.
+    VirtioOneQueue,
     /// NVMe, one controller for each disk.
     Nvme,
     /// SATA, on the machine's AHCI controller with six ports. The disk cannot be read-only, and cannot be attached
@@ -93,7 +95,7 @@ pub enum DiskModel {
 impl DiskModel {
     pub(crate) const fn driver(self) -> &'static str {
         match self {
-            Self::Virtio => "virtio-blk-pci",
+            Self::Virtio | Self::VirtioOneQueue => "virtio-blk-pci",
             Self::Nvme => "nvme",
             Self::Ahci => "ide-hd",
         }

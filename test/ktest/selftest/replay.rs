@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 
 use ktest_support::replay::write_log::Entry;
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
@@ -201,6 +203,44 @@ fn an_earlier_cut_is_refused() {
     let cuts = replay.every_cut();
     replay.restore(cuts.last().unwrap());
     replay.restore(cuts.first().unwrap());
+}
+
+/// Each thread overwrites its own block, flushes it, and sets a mark. A flush of another thread may be on its way.
+#[test]
+fn what_was_flushed_is_before_the_next_mark() {
+    const THREADS: u64 = 4;
+    const WRITES: usize = 150;
+
+    let recorder = Recorder::on_empty_disk();
+    let write = &|thread: u64| {
+        let device = File::options().write(true).open(recorder.device()).unwrap();
+        for number in 1..=WRITES {
+            device.write_all_at(&[number as u8; 4096], thread * 4096).unwrap();
+            device.sync_data().unwrap();
+            recorder.mark(&format!("{thread} {number}"));
+        }
+    };
+    thread::scope(|scope| (0..THREADS).for_each(|thread| drop(scope.spawn(move || write(thread)))));
+    let replay = recorder.finish();
+
+    let (mut written, mut durable) = ([0; THREADS as usize], [0; THREADS as usize]);
+    let mut lost = Vec::new();
+    for entry in replay.entries() {
+        match entry {
+            Entry::Write(write) => written[(write.extent.start / 4096) as usize] += 1,
+            Entry::Flush => durable = written,
+            Entry::Mark(text) => {
+                let Some((thread, number)) = text.split_once(' ') else { continue };
+                let (thread, number): (usize, usize) = (thread.parse().unwrap(), number.parse().unwrap());
+                if durable[thread] < number {
+                    lost.push(text);
+                }
+            }
+            Entry::Discard(_) => {}
+        }
+    }
+    assert_eq!(durable, [WRITES; THREADS as usize]);
+    assert!(lost.is_empty(), "{} marks precede a write that was flushed before: {lost:?}", lost.len());
 }
 
 #[test]

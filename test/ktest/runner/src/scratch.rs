@@ -13,7 +13,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use nix::errno::Errno;
-use qemu::{Cache, Disk, IoError, Operation, Serial, Times, Wrap};
+use qemu::{Cache, Disk, DiskModel, IoError, Operation, Serial, Times, Wrap};
 use serde::Deserialize;
 use units::{Bytes, ParseError};
 
@@ -113,6 +113,8 @@ impl Scratch {
         // layers receive no flushes otherwise.
         if self.fault == Fault::None {
             disk.cache = Cache::Unsafe;
+            // The log of writes needs flushes that end in their order: see `Recorder` of ktest_support.
+            disk.model = DiskModel::VirtioOneQueue;
         }
         Ok(disk)
     }

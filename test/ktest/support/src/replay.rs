@@ -1,8 +1,8 @@
 //! Simulated power cuts. A [`Recorder`] logs the writes of a disk. A [`Replay`] cuts the log at any position and
 //! restores the disk as a power cut would have left it, hundreds of times in one guest. This finds missing flushes,
-//! which a real power cut rarely shows. A recording needs three disks of one size and the modules `dm_log_writes` and
-//! `dm_snapshot`; see the example in README.md of ktest. To verify a check, run it with [`Recorder::drop_flushes`]: it
-//! must fail.
+//! which a real power cut rarely shows. A recording needs three disks of one size and the modules `dm_delay`,
+//! `dm_log_writes` and `dm_snapshot`; see the example in README.md of ktest. To verify a check, run it with
+//! [`Recorder::drop_flushes`]: it must fail.
 
 mod content;
 mod cut;

@@ -17,11 +17,16 @@ const CHUNK: u32 = 256;
 /// A disk whose writes, flushes and discards are logged in order, for a [`Replay`].
 ///
 /// It takes three scratch disks of one size: the initial content, the data, and the log of all writes. It needs the
-/// modules `dm_log_writes` and `dm_snapshot`. The device has a volatile write cache, so file systems flush it: a cut
-/// keeps for certain only flushed data and writes with FUA.
+/// modules `dm_delay`, `dm_log_writes` and `dm_snapshot`. The device has a volatile write cache, so file systems flush
+/// it: a cut keeps for certain only flushed data and writes with FUA.
+///
+/// dm-log-writes logs a write at the end of the first flush that begins after it. If a later flush ends earlier, the
+/// write is missing at a cut between the two ends, although the later flush made it durable, too. Therefore one thread of
+/// dm-delay sends all flushes to dm-log-writes, and each disk has one queue, in which the kernel flushes in order.
 #[derive(Debug)]
 pub struct Recorder {
     // Fields are dropped in this order, which is the order in which the devices must be removed.
+    ordered: Mapped,
     log_writes: Mapped,
     written: Mapped,
     disks: Disks,
@@ -67,13 +72,17 @@ impl Recorder {
 
     fn start(disks: Disks) -> Self {
         let written = disks.snapshot();
+        let length = device_mapper::length(written.path());
         let arguments = format!("{} {}", written.path().display(), disks.log.path().display());
-        let log_writes = Mapped::new("log-writes", device_mapper::length(written.path()), &arguments);
-        Self { log_writes, written, disks }
+        let log_writes = Mapped::new("log-writes", length, &arguments);
+        // Device, offset and milliseconds of reads, writes and flushes.
+        let device = log_writes.path().display();
+        let ordered = Mapped::new("delay", length, &format!("{device} 0 0 {device} 0 0 {device} 0 1"));
+        Self { ordered, log_writes, written, disks }
     }
 
     pub fn device(&self) -> &Path {
-        self.log_writes.path()
+        self.ordered.path()
     }
 
     /// Mounts the XFS of the device, with mount options such as `prjquota`.
@@ -100,7 +109,8 @@ impl Recorder {
 
     /// Ends the recording. The device must not be open.
     pub fn finish(self) -> Replay {
-        let Self { log_writes, written, disks } = self;
+        let Self { ordered, log_writes, written, disks } = self;
+        drop(ordered);
         let status = log_writes.status().unwrap_or_else(|error| panic!("no status of the log of writes: {error}"));
         // If the log is full, the target only reports it in its status; writes continue.
         assert!(!status.contains("logging_disabled"), "the disk for the log of writes is too small ({status})");
