@@ -31,10 +31,11 @@ pub use self::child::Child;
 pub use self::flush::Flush;
 pub use self::traced::Traced;
 
-/// System calls for memory, locks, signals and the end of the process, and fcntl(2), because debug builds check a
-/// descriptor with `F_GETFD` before they close it.
-const OWN: [i64; 11] = [
+/// System calls for memory, locks, signals and the ends of threads and the process, and fcntl(2), because debug builds
+/// check a descriptor with `F_GETFD` before they close it.
+const OWN: [i64; 12] = [
     libc::SYS_brk,
+    libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_fcntl,
     libc::SYS_futex,
