@@ -25,6 +25,7 @@ mod sys;
 mod traced;
 
 use nix::libc;
+use nix::sys::ptrace;
 
 pub use self::call::Call;
 pub use self::child::Child;
@@ -90,7 +91,8 @@ pub fn with_refused_call(count: usize, counted: impl Fn(&Call<'_>) -> bool, work
     let mut child = Traced::start(work);
     let reached = child.reaches(count, counted);
     if reached {
-        Call::new(&mut child).refuse();
+        let registers = ptrace::getregs(child.stopped()).expect("the child stands still");
+        Call::new(&mut child, registers).refuse();
         while child.next_call().is_some() {}
     }
     reached

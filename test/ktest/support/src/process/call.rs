@@ -42,8 +42,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(child: &'a mut Traced) -> Self {
-        let registers = ptrace::getregs(child.stopped()).expect("the child stands still");
+    pub(super) const fn new(child: &'a mut Traced, registers: user_regs_struct) -> Self {
         Self { child, registers }
     }
 

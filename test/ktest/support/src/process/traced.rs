@@ -102,8 +102,14 @@ impl Traced {
     /// ended.
     pub fn next_call(&mut self) -> Option<Call<'_>> {
         while self.go_on() {
-            if ptrace::syscall_info(self.stopped).expect("it stands at a call").op != PTRACE_SYSCALL_INFO_EXIT {
-                return Some(Call::new(self));
+            let registers = ptrace::syscall_info(self.stopped).and_then(|info| {
+                (info.op != PTRACE_SYSCALL_INFO_EXIT).then(|| ptrace::getregs(self.stopped)).transpose()
+            });
+            match registers {
+                Ok(Some(registers)) => return Some(Call::new(self, registers)),
+                // The end of a call, or the process has begun to exit and ends this thread.
+                Ok(None) | Err(Errno::ESRCH) => {}
+                Err(error) => panic!("the call of thread {} cannot be read: {error}", self.stopped),
             }
         }
         None
@@ -154,7 +160,11 @@ impl Traced {
 
     /// Continues the child to its next stop at a system call. Returns `false` if the child has ended.
     pub(super) fn go_on(&mut self) -> bool {
-        self.resume(self.stopped).expect("it stands still");
+        match self.resume(self.stopped) {
+            // If the process has begun to exit meanwhile, the end of the thread is reported.
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(error) => panic!("thread {} does not continue: {error}", self.stopped),
+        }
         loop {
             match waitpid(self.group(), None) {
                 Ok(WaitStatus::PtraceSyscall(thread)) => {
