@@ -135,9 +135,16 @@ impl Traced {
     /// pending after the stop: `__seccomp_filter`, kernel/seccomp.c; `ptrace_report_syscall`, include/linux/ptrace.h.
     pub fn kill(self) {
         kill(self.pid, Signal::SIGKILL).expect("it stands still");
-        let killed = WaitStatus::Signaled(self.pid, Signal::SIGKILL, false);
         // The end of the process is reported after the ends of its other traced threads.
-        while waitpid(self.group(), None).expect("its end") != killed {}
+        loop {
+            match waitpid(self.group(), None).expect("its end") {
+                WaitStatus::Signaled(pid, Signal::SIGKILL, _) if pid == self.pid => break,
+                WaitStatus::Exited(pid, status) if pid == self.pid => {
+                    panic!("the process ended with status {status} before it was killed");
+                }
+                _ => {}
+            }
+        }
     }
 
     pub(super) const fn pid(&self) -> Pid {
