@@ -1,7 +1,7 @@
 //! A program in a guest starts like any other program.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{self, Command, Output, Stdio};
+use std::process::{self, Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -52,13 +52,22 @@ fn parent() {
     program(&["wait"]).env("KTEST_PARENT", process::id().to_string()).status().unwrap();
 }
 
+/// Killed when it is dropped, so that no guest outlives a failed assertion.
+struct Parent(Child);
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn the_guest_ends_when_a_signal_ends_its_parent() {
-    let mut parent = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "parent", "--ignored", "--nocapture"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", "parent", "--ignored", "--nocapture"]).stdout(Stdio::piped());
+    let mut guard = Parent(command.spawn().unwrap());
+    let parent = &mut guard.0;
     let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines();
     // The harness may print the name of the test on the same line.
     assert!(lines.any(|line| line.unwrap().ends_with(r#"["wait"]"#)), "the program did not run");
