@@ -76,8 +76,9 @@ fn run() -> Result<ExitCode, StepError> {
     }
 }
 
-/// Lets the kernel kill this process, and QEMU with it, when the parent ends (`PR_SET_PDEATHSIG`, prctl(2)). A command
-/// that a user starts has no such variable, so that it can outlive its shell (`nohup`).
+/// Lets the kernel kill this process, and QEMU with it, when the thread of the parent that started it ends
+/// (`PR_SET_PDEATHSIG`, prctl(2)). A command that a user starts has no such variable, so that it can outlive its shell
+/// (`nohup`).
 fn end_with_parent() -> Result<(), StepError> {
     let Ok(parent) = env::var(PARENT) else { return Ok(()) };
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(StepError::of("end with the parent process"))?;
