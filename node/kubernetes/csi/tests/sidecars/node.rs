@@ -1,4 +1,4 @@
-//! A node with the plugin on its sockets, and sidecars as processes. Nothing of it outlives its case.
+//! A node with the plugin on its sockets, and sidecars as processes. No process of it outlives its case.
 
 use std::env;
 use std::path::{Path, PathBuf};
