@@ -8,7 +8,14 @@ use proptest::prelude::*;
 use units::{Bytes, Inodes};
 
 use crate::files::{mib, write};
-use crate::volumes::{SIZE, Volumes, both};
+use crate::volumes::{SIZE, Volumes, both, size};
+
+#[test]
+fn a_report_contains_every_project_once() {
+    let volumes = Volumes::new();
+    let made: Vec<ProjectId> = (0..50).map(|n| volumes.volume(&format!("v{n}"), size(SIZE)).1).collect();
+    assert_eq!(volumes.reported(), made);
+}
 
 #[test]
 fn report_and_get_agree() {

@@ -64,6 +64,18 @@ fn xfs_quota_reports_the_same_numbers() {
 }
 
 #[test]
+fn xfs_quota_reports_the_same_for_one_project() {
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
+    write(&volumes.path("a/data"), mib(5));
+    fsquota::sync(&dir).unwrap();
+    let quota = fsquota::get(&dir).unwrap();
+    for (option, expected) in [("-b", blocks(&quota)), ("-i", inodes(&quota))] {
+        let theirs = numbers(&xfs_quota(&volumes, &format!("quota -p -n -N -v {option} {id}")));
+        assert_eq!(theirs.values().collect::<Vec<_>>(), [&expected], "{option}");
+    }
+}
+
+#[test]
 fn limits_set_by_xfs_quota_are_read() {
     let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     xfs_quota(&volumes, &format!("limit -p bsoft=5m bhard=5m isoft=77 ihard=77 {id}"));
