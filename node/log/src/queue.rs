@@ -106,4 +106,15 @@ mod tests {
         assert_eq!((taken.lines.len(), taken.dropped), (kept, 4096 - kept as u64));
         assert!(queue.push(line).is_ok());
     }
+
+    #[test]
+    fn lines_wait_until_they_are_wanted() {
+        let queue = Queue::default();
+        queue.push(b"early\n".to_vec()).unwrap();
+        assert!(queue.take(Duration::ZERO, false).lines.is_empty());
+        queue.place("/data/log/node".into(), Bounds::within(units::Bytes::MIB));
+        let taken = queue.take(Duration::ZERO, false);
+        assert!(taken.place.is_some());
+        assert_eq!(taken.lines, [b"early\n".to_vec()]);
+    }
 }
