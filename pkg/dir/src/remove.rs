@@ -356,10 +356,17 @@ mod tests {
     #[test]
     fn a_removal_stops_after_its_steps_and_the_next_continues() {
         let (_scratch, dir) = scratch();
-        let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
-        for number in 0..3 {
-            chain(&tree.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 60);
-        }
+        let make = || {
+            let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
+            for number in 0..3 {
+                chain(&tree.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 60);
+            }
+        };
+        make();
+        dir.remove_all(&name("tree")).unwrap();
+        assert!(dir.is_empty().unwrap());
+
+        make();
         let mut calls = 0;
         while dir.remove_all_within(&name("tree"), 40).unwrap() == Progress::Unfinished {
             calls += 1;
