@@ -15,7 +15,7 @@ use std::time::Duration;
 use cluster::claim::{SELECTED_NODE, VOLUME_NODE, is_object_name};
 use cluster::{DRIVER_NAME, snapshot};
 use futures::TryFutureExt as _;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
@@ -33,7 +33,8 @@ use crate::clone::Source;
 use crate::control::{WatchEnded, control};
 use crate::placement::{self, NoNode, Published};
 use crate::selections::{PodCheck, Selections, size_of};
-use crate::{INSTANCE, bound, clone, unschedulable};
+use crate::unschedulable::{self, Found};
+use crate::{INSTANCE, bound, clone};
 
 /// Interval of examining claims again, because a watch may miss the deletion of a node.
 const INTERVAL: Duration = Duration::from_mins(5);
@@ -47,8 +48,8 @@ const UNTIL_SPACE: Duration = Duration::from_secs(30);
 /// Retry interval if a node may have enough space as soon as it has published its capacity again.
 const UNTIL_PUBLISHED: Duration = Duration::from_secs(10);
 
-/// Maximum number of pods of a check.
-const PODS: u32 = 500;
+/// Retry interval of a check of pods while another check runs.
+const UNTIL_CHECKED: Duration = Duration::from_secs(5);
 
 /// Label of the capacity objects of Granary's driver.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
@@ -76,6 +77,8 @@ struct Reclaimer {
     existing: Mutex<BTreeMap<String, Instant>>,
     selections: Mutex<Selections>,
     published: Mutex<Option<(Instant, Arc<Published>)>>,
+    /// Held during a check of pods: users decide how large these are.
+    checking: tokio::sync::Mutex<()>,
     events: Recorder,
 }
 
@@ -92,6 +95,7 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
         existing: Mutex::default(),
         selections: Mutex::default(),
         published: Mutex::default(),
+        checking: tokio::sync::Mutex::default(),
         events: Recorder::new(client.clone(), reporter),
     });
     let controller = Controller::new(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default());
@@ -351,6 +355,8 @@ impl Reclaimer {
         if !left.is_zero() {
             return Some(left);
         }
+        // Waiting here would keep other claims from their passes.
+        let Ok(_checking) = self.checking.try_lock() else { return Some(UNTIL_CHECKED) };
         let result = self.report_unschedulable(claim, &node).await.unwrap_or_else(|error| {
             let error: &dyn std::error::Error = &error;
             warn!(claim = %ClaimName(claim), error, "pods of clone not checked, will retry");
@@ -361,23 +367,21 @@ impl Reclaimer {
 
     /// Publishes an event on a clone with a pod for which the scheduler finds no node.
     async fn report_unschedulable(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<PodCheck, ReclaimError> {
-        let pods = Api::<Pod>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
-        let without_node = ListParams::default().fields(unschedulable::WITHOUT_NODE).limit(PODS);
         let failed = |source| ReclaimError::List { what: "pods", source: Box::new(source) };
-        let pods = pods.list(&without_node).await.map_err(failed)?;
-        let is_complete = pods.metadata.continue_.as_deref().unwrap_or_default().is_empty();
-        let name = claim.name_any();
-        let pods: Vec<_> = pods.items.into_iter().filter(|pod| unschedulable::uses(pod, &name)).collect();
-        if pods.is_empty() && is_complete {
-            return Ok(PodCheck::Scheduled);
-        }
-        let found = pods.iter().find_map(|pod| Some((pod, unschedulable::message(pod)?)));
-        let Some((source, (pod, message))) = clone::source(claim).zip(found) else { return Ok(PodCheck::Waiting) };
+        let namespace = claim.namespace().unwrap_or_default();
+        let pod = match unschedulable::find(&self.client, &namespace, &claim.name_any()).await.map_err(failed)? {
+            Found::Unschedulable(pod) => pod,
+            Found::Waiting => return Ok(PodCheck::Waiting),
+            Found::Nothing => return Ok(PodCheck::Scheduled),
+        };
+        let Some((source, message)) = clone::source(claim).zip(unschedulable::message(&pod)) else {
+            return Ok(PodCheck::Waiting);
+        };
         let found = self.nodes.get_opt(node).await;
         let found = found.map_err(|source| ReclaimError::Node { node: node.to_owned(), source: Box::new(source) })?;
-        let note = unschedulable::note(source, node, found.as_ref(), pod, message);
+        let note = unschedulable::note(source, node, found.as_ref(), &pod, message);
         info!(
-            claim = %ClaimName(claim), pod = pod.name_any(), node, reason = message,
+            claim = %ClaimName(claim), pod = pod.name(), node, reason = message,
             "pod cannot run on node of the source"
         );
         self.publish(claim, EventType::Warning, "SourceNodeUnsuitable", note).await;
