@@ -25,7 +25,7 @@ use kube::runtime::watcher;
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use supervisor::Context;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use crate::bound::PROVISIONER;
@@ -49,7 +49,10 @@ const UNTIL_SPACE: Duration = Duration::from_secs(30);
 const UNTIL_PUBLISHED: Duration = Duration::from_secs(10);
 
 /// Retry interval of a check of pods while another check runs.
-const UNTIL_CHECKED: Duration = Duration::from_secs(5);
+const UNTIL_CHECKED: Duration = Duration::from_secs(30);
+
+/// Time limit of a check of pods. It ends as if pods waited.
+const CHECK: Duration = Duration::from_secs(30);
 
 /// Label of the capacity objects of Granary's driver.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
@@ -365,11 +368,15 @@ impl Reclaimer {
         self.selections().checked(claim, result, Instant::now())
     }
 
-    /// Publishes an event on a clone with a pod for which the scheduler finds no node.
+    /// Publishes an event on a clone with a pod for which the scheduler finds no node, at most every few minutes.
     async fn report_unschedulable(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<PodCheck, ReclaimError> {
         let failed = |source| ReclaimError::List { what: "pods", source: Box::new(source) };
         let namespace = claim.namespace().unwrap_or_default();
-        let pod = match unschedulable::find(&self.client, &namespace, &claim.name_any()).await.map_err(failed)? {
+        let name = claim.name_any();
+        let Ok(found) = timeout(CHECK, unschedulable::find(&self.client, &namespace, &name)).await else {
+            return Ok(PodCheck::Waiting);
+        };
+        let pod = match found.map_err(failed)? {
             Found::Unschedulable(pod) => pod,
             Found::Waiting => return Ok(PodCheck::Waiting),
             Found::Nothing => return Ok(PodCheck::Scheduled),
@@ -379,6 +386,9 @@ impl Reclaimer {
         };
         let found = self.nodes.get_opt(node).await;
         let found = found.map_err(|source| ReclaimError::Node { node: node.to_owned(), source: Box::new(source) })?;
+        if !self.selections().report_unsuitable(claim, Instant::now()) {
+            return Ok(PodCheck::Reported);
+        }
         let note = unschedulable::note(source, node, found.as_ref(), &pod, message);
         info!(
             claim = %ClaimName(claim), pod = pod.name(), node, reason = message,

@@ -34,6 +34,9 @@ const FIRST_CHECK: Duration = Duration::from_secs(5);
 /// Time without a pass after which a claim counts as bound or deleted.
 const FORGOTTEN: Duration = Duration::from_mins(15);
 
+/// Age of the checks of a bound claim at which they end, if they report nothing.
+const CHECKED: Duration = Duration::from_mins(60);
+
 #[derive(Debug, Default)]
 pub(crate) struct Selections {
     /// Waiting claims by UID.
@@ -52,6 +55,8 @@ struct WaitingClaim {
     reported: Option<Instant>,
     /// Time of the last event about another node.
     moved: Option<Instant>,
+    /// Time of the last event about a pod that cannot run.
+    unsuitable: Option<Instant>,
     checks: Option<PodChecks>,
     seen: Instant,
 }
@@ -68,7 +73,7 @@ struct PodChecks {
 /// Result of a check of the pods of a clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodCheck {
-    /// Every pod has a node.
+    /// Every pod has a node. A claim that is not bound may get more pods.
     Scheduled,
     /// A pod waits for a node, or for the volume.
     Waiting,
@@ -166,11 +171,20 @@ impl Selections {
         is_due(&mut self.waiting(claim, now).moved, now)
     }
 
+    /// Whether to publish the event about a pod of a checked claim that cannot run on its node now.
+    pub(crate) fn report_unsuitable(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> bool {
+        let waiting = claim.metadata.uid.as_deref().and_then(|uid| self.claims.get_mut(uid));
+        waiting.is_some_and(|waiting| is_due(&mut waiting.unsuitable, now))
+    }
+
     /// Records that the node of a clone's source replaced the selected one. The pods of the clone may be unable to run
-    /// there, and are checked until they have a node.
+    /// there, and are checked until the claim is bound and they have a node. Another replacement by the same node does
+    /// not start again: users can cause replacements.
     pub(crate) fn check_pods(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
-        let checks = PodChecks { node: node.to_owned(), since: now, next: now + FIRST_CHECK };
-        self.waiting(claim, now).checks = Some(checks);
+        let checks = &mut self.waiting(claim, now).checks;
+        if checks.as_ref().is_none_or(|checks| checks.node != node) {
+            *checks = Some(PodChecks { node: node.to_owned(), since: now, next: now + FIRST_CHECK });
+        }
     }
 
     /// The time until the next check, and the node of the source. `None` if the pods need no check.
@@ -190,12 +204,21 @@ impl Selections {
     ) -> Option<Duration> {
         let checks = &mut self.claims.get_mut(claim.metadata.uid.as_deref()?)?.checks;
         let since = checks.as_ref()?.since;
+        let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+        let is_settled = !volume.is_empty() || claim.metadata.deletion_timestamp.is_some();
         let pause = match result {
-            PodCheck::Scheduled => {
+            PodCheck::Scheduled if is_settled => {
                 *checks = None;
                 return None;
             }
-            PodCheck::Waiting => now.saturating_duration_since(since).clamp(FIRST_CHECK, REPORTED),
+            // Users can keep more pods waiting than a check reads.
+            PodCheck::Waiting if is_settled && now >= since + CHECKED => {
+                *checks = None;
+                return None;
+            }
+            PodCheck::Scheduled | PodCheck::Waiting => {
+                now.saturating_duration_since(since).clamp(FIRST_CHECK, REPORTED)
+            }
             PodCheck::Reported => REPORTED,
         };
         checks.as_mut()?.next = now + pause;
@@ -216,6 +239,7 @@ impl Selections {
             obstructed: None,
             reported: None,
             moved: None,
+            unsuitable: None,
             checks: None,
             seen: now,
         };
@@ -368,7 +392,7 @@ mod tests {
     #[test]
     fn pods_of_a_clone_are_checked_until_they_have_a_node() {
         let (mut selections, now) = (Selections::default(), Instant::now());
-        let claim = claim("a", "1", "1Gi");
+        let mut claim = claim("a", "1", "1Gi");
         let after = |seconds| now + Duration::from_secs(seconds);
         assert_eq!(selections.next_check(&claim, now), None);
         selections.assigned(&claim, "one", now);
@@ -382,8 +406,32 @@ mod tests {
         }
         assert_eq!(selections.checked(&claim, PodCheck::Reported, after(700)), Some(REPORTED));
         assert_eq!(selections.next_check(&claim, after(700)), Some((REPORTED, "one".to_owned())));
-        assert_eq!(selections.checked(&claim, PodCheck::Scheduled, after(1000)), None);
-        assert_eq!(selections.next_check(&claim, after(1000)), None);
+        // A pod may be created until the claim is bound.
+        assert_eq!(selections.checked(&claim, PodCheck::Scheduled, after(1000)), Some(REPORTED));
+        claim.spec.as_mut().unwrap().volume_name = Some("pvc-a".to_owned());
+        assert_eq!(selections.checked(&claim, PodCheck::Scheduled, after(1300)), None);
+        assert_eq!(selections.next_check(&claim, after(1300)), None);
+
+        selections.check_pods(&claim, "one", now);
+        assert_eq!(selections.checked(&claim, PodCheck::Waiting, after(1300)), Some(REPORTED));
+        assert_eq!(selections.checked(&claim, PodCheck::Waiting, after(3600)), None, "other pods may wait for ever");
+    }
+
+    /// Regression test: a user who selected another node again and again caused a check and an event each time.
+    #[test]
+    fn another_replacement_starts_no_check_and_no_event() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let claim = claim("a", "1", "1Gi");
+        selections.check_pods(&claim, "one", now);
+        assert!(selections.report_unsuitable(&claim, now));
+        assert_eq!(selections.checked(&claim, PodCheck::Reported, now), Some(REPORTED));
+        let later = now + FIRST_CHECK;
+        selections.check_pods(&claim, "one", later);
+        assert_eq!(selections.next_check(&claim, later), Some((REPORTED - FIRST_CHECK, "one".to_owned())));
+        selections.check_pods(&claim, "two", later);
+        assert_eq!(selections.next_check(&claim, later), Some((FIRST_CHECK, "two".to_owned())));
+        assert!(!selections.report_unsuitable(&claim, later));
+        assert!(selections.report_unsuitable(&claim, now + REPORTED));
     }
 
     #[test]

@@ -12,10 +12,10 @@ use crate::clone::Source;
 const WITHOUT_NODE: &str = "spec.nodeName=,status.phase=Pending";
 
 /// Pods of a page. Users create Pods of megabytes of JSON, and a page is in memory as a whole.
-const PAGE: u32 = 4;
+const PAGE: u32 = 2;
 
 /// Maximum number of pages of a check.
-const PAGES: usize = 128;
+const PAGES: usize = 256;
 
 /// Maximum length of a note in bytes. The API server rejects events with more than 1024.
 const NOTE_LEN: usize = 1000;
