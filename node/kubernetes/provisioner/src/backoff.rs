@@ -1,6 +1,6 @@
 //! Exponential back-off of objects whose pass failed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -98,6 +98,17 @@ impl Attempts {
         }
         failed.not_before = failed.ended_not_before;
         true
+    }
+
+    /// As [`Attempts::wake`], of the keys in `of` that wait for this, and of no other. Returns them.
+    pub(crate) fn wake_all(&self, of: impl Fn(&str) -> bool) -> HashSet<String> {
+        let mut failures = self.failures();
+        let mut woken = HashSet::new();
+        for (key, failed) in failures.iter_mut().filter(|(key, failed)| failed.is_until_woken && of(key)) {
+            (failed.count, failed.not_before, failed.is_until_woken) = (0, failed.ended_not_before, false);
+            woken.insert(key.clone());
+        }
+        woken
     }
 
     /// Ends the back-offs of the keys with this prefix, except for those in `except`, and removes each a second after
@@ -219,6 +230,20 @@ mod tests {
         assert!(!attempts.wake("a"), "the last failure had another reason");
         assert_eq!(attempts.wait("a"), Some(other.after));
         assert_eq!(attempts.failed_until_woken("a").attempt, 1, "its pass may have looked before the wake");
+    }
+
+    /// Regression: the back-offs of all failures began again.
+    #[tokio::test(start_paused = true)]
+    async fn a_wake_of_all_changes_only_failures_that_wait_for_it() {
+        let attempts = Attempts::default();
+        for key in ["waits", "other"] {
+            attempts.failed_until_woken(key);
+        }
+        attempts.failed("failed");
+        assert_eq!(attempts.wake_all(|key| key != "other"), ["waits".to_owned()].into());
+        assert!(attempts.wake_all(|key| key != "other").is_empty(), "once for each failure");
+        assert!(attempts.wake("other"));
+        assert_eq!(["waits", "failed"].map(|key| attempts.failed(key).attempt), [1, 2]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -121,6 +121,13 @@ impl PvIndex {
         deleted.map(|pv| (pv.name.clone(), pv.uid.clone())).collect()
     }
 
+    /// As [`PvIndex::deleted`], for all volumes.
+    pub(crate) fn all_deleted(&self) -> Vec<(String, String)> {
+        let state = self.state();
+        let deleted = state.pvs.values().flatten().filter(|pv| pv.is_deleted);
+        deleted.map(|pv| (pv.name.clone(), pv.uid.clone())).collect()
+    }
+
     /// The name of a PV of the volume with another UID.
     pub(crate) fn other(&self, id: &VolumeId, uid: Option<&str>) -> Option<String> {
         let state = self.state();

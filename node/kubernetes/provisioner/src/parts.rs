@@ -61,7 +61,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
-        let woken = Some(woken(Arc::clone(&context), Provisioner::wake_rollback).boxed());
+        let woken = Some(woken(Arc::clone(&context), Provisioner::wake_rollbacks).boxed());
         let watched = Watched { writer: Writer::default(), what: "claims", parallel, woken };
         *context.watched_claims.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched.writer.as_reader());
         let (observer, keeper) = (Arc::clone(&context), Arc::clone(&context));

@@ -1,16 +1,16 @@
 //! Retries removals and rollbacks that failed because a pod had the volume, when the volume is unpublished.
 //!
 //! A notification that precedes the record of the failure begins a new back-off of a second: the pass may have looked
-//! at the volume before. A receiver that has lost notifications wakes the objects of all volumes. No state is kept: the
+//! at the volume before. A receiver that has lost notifications wakes all objects that wait. No state is kept: the
 //! index and the watches have the objects, and the back-off of an object whether it waits.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::{ObjectRef, Store};
 use tokio::sync::broadcast::error::RecvError;
-use volume::{Records, VolumeId};
+use volume::VolumeId;
 
 use crate::backoff::Retry;
 use crate::context::Provisioner;
@@ -20,11 +20,11 @@ use crate::rollback;
 use crate::rollback::plan::Step;
 
 /// Objects that wait for an unpublish, when a target of their volume is removed. `wake` ends the back-off of those of a
-/// volume, and returns them.
-pub(crate) fn woken<Objects: IntoIterator>(
+/// volume, or of all volumes, and returns them.
+pub(crate) fn woken<Object>(
     provisioner: Arc<Provisioner>,
-    wake: fn(&Provisioner, &VolumeId) -> Objects,
-) -> impl Stream<Item = Objects::Item> {
+    wake: fn(&Provisioner, Option<&VolumeId>) -> Vec<Object>,
+) -> impl Stream<Item = Object> {
     let unpublished = stream::unfold(provisioner.store.calls().unpublishes(), |mut unpublishes| async move {
         let id = match unpublishes.recv().await {
             Ok(id) => Some(id),
@@ -33,42 +33,56 @@ pub(crate) fn woken<Objects: IntoIterator>(
         };
         Some((id, unpublishes))
     });
-    unpublished.flat_map(move |id| {
-        let ids = id.map_or_else(|| provisioner.all_volumes(), |id| vec![id]);
-        stream::iter(ids.iter().flat_map(|id| wake(&provisioner, id)).collect::<Vec<_>>())
-    })
+    unpublished.flat_map(move |id| stream::iter(wake(&provisioner, id.as_ref())))
 }
 
 impl Provisioner {
-    /// The volumes on the disk, each of which may be that of a lost notification. A store that is closed has none.
-    fn all_volumes(&self) -> Vec<VolumeId> {
-        let Records { readable, unreadable } = self.store.records().unwrap_or_default();
-        readable.into_keys().chain(unreadable.into_keys()).collect()
-    }
-
     /// Counts the failure of a removal. An unpublish ends the back-off if the volume was in use.
     pub(crate) fn removal_failed(&self, key: &str, error: &Error) -> Retry {
         if error.is_in_use() { self.attempts.failed_until_woken(key) } else { self.attempts.failed(key) }
     }
 
-    /// Ends the back-off of the removals of a volume that wait for an unpublish, also of its data in the trash. Returns
-    /// their PVs.
-    pub(crate) fn wake_removals(&self, id: &VolumeId) -> Vec<ObjectRef<PersistentVolume>> {
-        if self.attempts.wake(&backoff_key(id)) {
+    /// Ends the back-off of the removals of a volume, or of all volumes, that wait for an unpublish, also of data in
+    /// the trash. Returns their PVs.
+    pub(crate) fn wake_removals(&self, id: Option<&VolumeId>) -> Vec<ObjectRef<PersistentVolume>> {
+        let woken: Vec<_> = if let Some(id) = id {
+            if self.attempts.wake(&backoff_key(id)) {
+                self.discards.added.notify_one();
+            }
+            self.index.deleted(id).into_iter().filter(|(_, uid)| self.attempts.wake(uid)).collect()
+        } else {
+            let keys = self.attempts.wake_all(|key| !rollback::apply::is_backoff_key(key));
             self.discards.added.notify_one();
-        }
-        let deleted = self.index.deleted(id).into_iter();
-        deleted.filter(|(_, uid)| self.attempts.wake(uid)).map(|(name, _)| ObjectRef::new(&name)).collect()
+            self.index.all_deleted().into_iter().filter(|(_, uid)| keys.contains(uid)).collect()
+        };
+        woken.into_iter().map(|(name, _)| ObjectRef::new(&name)).collect()
     }
 
-    /// Ends the back-off of the rollback of a volume that waits for an unpublish. Returns its claim.
-    pub(crate) fn wake_rollback(&self, id: &VolumeId) -> Option<ObjectRef<PersistentVolumeClaim>> {
+    /// Ends the back-off of the rollbacks of a volume, or of all volumes, that wait for an unpublish. Returns their
+    /// claims.
+    pub(crate) fn wake_rollbacks(&self, id: Option<&VolumeId>) -> Vec<ObjectRef<PersistentVolumeClaim>> {
+        if let Some(id) = id {
+            return self.wake_rollback(id).into_iter().collect();
+        }
+        let woken = self.attempts.wake_all(rollback::apply::is_backoff_key);
+        let watched = self.watched_claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let claims = watched.as_ref().map(Store::state).unwrap_or_default();
+        let is_woken = |claim: &PersistentVolumeClaim| rollback_key(claim).is_some_and(|key| woken.contains(&key));
+        claims.iter().filter(|claim| is_woken(claim)).map(|claim| ObjectRef::from_obj(&**claim)).collect()
+    }
+
+    fn wake_rollback(&self, id: &VolumeId) -> Option<ObjectRef<PersistentVolumeClaim>> {
         let found = self.claim_of(id)?;
         let claim = ObjectRef::<PersistentVolumeClaim>::new(found.name.as_deref()?).within(found.namespace.as_deref()?);
         let watched = self.watched_claim(&claim)?;
-        let Step::RollBack { snapshot, kept } = rollback::plan::next(&watched) else { return None };
-        self.attempts.wake(&rollback::apply::backoff_key(&watched, &snapshot, kept.as_ref())).then_some(claim)
+        self.attempts.wake(&rollback_key(&watched)?).then_some(claim)
     }
+}
+
+/// Back-off key of the wait of the rollback that the claim requests.
+fn rollback_key(claim: &PersistentVolumeClaim) -> Option<String> {
+    let Step::RollBack { snapshot, kept } = rollback::plan::next(claim) else { return None };
+    Some(rollback::apply::backoff_key(claim, &snapshot, kept.as_ref()))
 }
 
 #[cfg(test)]
@@ -163,7 +177,7 @@ mod tests {
 
     /// Regression: the notification was lost, and the deletion waited for its back-off of up to 5 minutes.
     #[tokio::test(start_paused = true)]
-    async fn a_receiver_that_is_behind_wakes_all_volumes() {
+    async fn a_receiver_that_is_behind_wakes_all_that_wait() {
         let (own, provisioner, disk) = in_use();
         let mut woken = pin!(woken(Arc::clone(&provisioner), Provisioner::wake_removals));
         record(&pass(&provisioner).await, &provisioner);

@@ -20,6 +20,9 @@ use crate::events::RollbackWait;
 use crate::metrics::Object;
 use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 
+/// Between the UID of the claim and the request in a back-off key.
+const INFIX: &str = " rollback ";
+
 /// Runs one pass over the rollback of a claim. Returns the pause until the next pass.
 pub(crate) async fn roll_back_claim(
     claim: &PersistentVolumeClaim,
@@ -89,7 +92,13 @@ pub(crate) fn backoff_key(claim: &PersistentVolumeClaim, snapshot: &str, kept: O
 
 /// Prefix of the back-off keys of all rollbacks of a claim. Those of cancelled and replaced requests end.
 pub(crate) fn backoff_prefix(claim: &PersistentVolumeClaim) -> String {
-    format!("{} rollback ", claim.metadata.uid.as_deref().unwrap_or_default())
+    format!("{}{INFIX}", claim.metadata.uid.as_deref().unwrap_or_default())
+}
+
+/// Whether the back-off key is that of a rollback. UIDs, and the keys of volumes in the trash, do not contain the
+/// infix.
+pub(crate) fn is_backoff_key(key: &str) -> bool {
+    key.contains(INFIX)
 }
 
 impl Provisioner {
@@ -415,24 +424,29 @@ mod tests {
         pv.spec.as_mut().expect("a spec").claim_ref = Some(claim.object_ref(&()));
         *provisioner.watched_pvs.lock().expect("the PVs") = watched(pv);
         *provisioner.watched_claims.lock().expect("the claims") = watched(claim.clone());
-        let mut woken = pin!(woken(Arc::clone(provisioner), Provisioner::wake_rollback));
+        let mut woken = pin!(woken(Arc::clone(provisioner), Provisioner::wake_rollbacks));
         let pass = async || roll_back_claim(claim, volume, plan::next(claim), provisioner).await;
 
-        disk.set_published(volume, Some(Path::new("/target")));
-        for _ in 0..10 {
-            let pause = pass().await.expect("it waits").expect("a pause");
-            advance(pause).await;
+        // A receiver can be 64 unpublishes behind.
+        for others in [0, 100] {
+            disk.set_published(volume, Some(Path::new("/target")));
+            for _ in 0..10 {
+                let pause = pass().await.expect("it waits").expect("a pause");
+                advance(pause).await;
+            }
+            let pause = pass().await.expect("it waits");
+            assert!(pause > Some(Duration::from_mins(1)), "{pause:?}");
+            disk.set_published(&id("pvc-2"), None);
+            assert_eq!(woken.next().now_or_never(), None, "another volume");
+            disk.set_published(volume, None);
+            for _ in 0..others {
+                disk.set_published(&id("pvc-2"), None);
+            }
+            assert_eq!(woken.next().now_or_never().flatten(), Some(ObjectRef::from_obj(claim)));
+            assert_eq!(pass().await.expect("it waits"), Some(SECOND), "a second after the last pass at the earliest");
+            assert_eq!(disk.source(volume), None);
+            advance(SECOND).await;
         }
-        let pause = pass().await.expect("it waits");
-        assert!(pause > Some(Duration::from_mins(1)), "{pause:?}");
-        disk.set_published(&id("pvc-2"), None);
-        assert_eq!(woken.next().now_or_never(), None, "another volume");
-        disk.set_published(volume, None);
-        let woken = woken.next().now_or_never().flatten();
-        assert_eq!(woken, Some(ObjectRef::from_obj(claim)));
-        assert_eq!(pass().await.expect("it waits"), Some(SECOND), "a second after the last pass at the earliest");
-        assert_eq!(disk.source(volume), None);
-        advance(SECOND).await;
         pass().await.expect_err("the API server accepts no new object");
         assert_eq!(disk.source(volume).as_ref(), Some(source));
     }
