@@ -3,7 +3,7 @@
 //! Each snapshot has one pass after the other. A pass over one of them ends after about a second, so that all make
 //! progress; together they use at most half of the disk's time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,32 +50,38 @@ impl Provisioner {
                 sleep(INTERVAL).await;
                 continue;
             }
-            for (id, record) in &complete {
+            // A pass may wait a second for its source. Only one copy of each source does so in a round, and the next
+            // round begins with the others: the copies of other tenants wait for the round.
+            let mut oldest_first: Vec<_> = complete.iter().collect();
+            oldest_first.sort_by_key(|(id, _)| passes.get(*id).map(|next| next.at));
+            let mut waiting = BTreeSet::<&VolumeId>::new();
+            for (id, record) in oldest_first {
+                let source = record.cloning.as_ref().map(|cloning| &cloning.source);
                 let first = || NextPass { pauses: SourcePauses::default(), at: Instant::now() };
                 let next = passes.entry(id.clone()).or_insert_with(first);
-                if next.at <= Instant::now() {
-                    let pause = cx.round(self.copy_pass(id, record, &mut next.pauses), Result::is_ok).await?;
-                    next.at = Instant::now() + pause;
+                if next.at <= Instant::now() && source.is_none_or(|source| !waiting.contains(source)) {
+                    let pause = cx.round(self.copy_pass(id, record), Result::is_ok).await?;
+                    if pause.is_none() {
+                        waiting.extend(source);
+                    }
+                    next.at = Instant::now() + pause.unwrap_or_else(|| next.pauses.pause());
                 }
             }
             let soonest = passes.values().map(|next| next.at).min();
             let latest = Instant::now() + INTERVAL;
-            sleep_until(soonest.map_or(latest, |at| at.min(latest))).await;
+            let earliest = Instant::now() + NEXT_PASS;
+            sleep_until(soonest.map_or(latest, |at| at.max(earliest).min(latest))).await;
         }
     }
 
-    /// Runs one pass, and returns the pause before the next one. The pass does not keep the lock of the snapshot, so
-    /// that it delays no deletion: the store runs both one after the other.
-    async fn copy_pass(
-        &self,
-        id: &VolumeId,
-        record: &Record,
-        pauses: &mut SourcePauses,
-    ) -> Result<Duration, JoinError> {
-        // Another pass may clone the source, or remove the snapshot, for minutes, and this pass would wait for it.
+    /// Runs one pass, and returns the pause before the next one, `None` if the copy waits for its source. The pass does
+    /// not keep the lock of the snapshot, so that it delays no deletion: the store runs both one after the other.
+    async fn copy_pass(&self, id: &VolumeId, record: &Record) -> Result<Option<Duration>, JoinError> {
+        // Another pass may clone the source, or remove the snapshot, for minutes. This pass would wait a second for the
+        // source, and for the snapshot until the removal has ended.
         let source = record.cloning.as_ref().map(|cloning| &cloning.source);
         if self.try_lock_all(source.into_iter().chain([id])).is_none() {
-            return Ok(OCCUPIED);
+            return Ok(Some(OCCUPIED));
         }
         let key = format!("{id} copy");
         let error = match self.on_volume(id, |store, id| store.copy_snapshot(id)).await? {
@@ -83,10 +89,10 @@ impl Provisioner {
                 self.attempts.succeeded(&key);
                 debug!(snapshot = %id, ?copying, "blocks of the snapshot copied");
                 return Ok(match copying {
-                    Some(Copying::Waits) => pauses.pause(),
-                    Some(Copying::InPart) => NEXT_PASS,
+                    Some(Copying::Waits) => None,
+                    Some(Copying::InPart) => Some(NEXT_PASS),
                     // The snapshot has ended, or its removal has begun, which may be repeated later.
-                    None => INTERVAL,
+                    None => Some(INTERVAL),
                 });
             }
             Err(error) => Error::of_claim(error),
@@ -95,7 +101,7 @@ impl Provisioner {
         self.events.snapshot_copy_failed(&self.node, id, record, &error);
         let retry = self.attempts.failed(&key);
         warn!(snapshot = %id, error = causes::of(&error), attempt = retry.attempt, "copy of the snapshot failed, will retry");
-        Ok(retry.after)
+        Ok(Some(retry.after))
     }
 }
 
@@ -138,8 +144,8 @@ mod tests {
         }
 
         async fn pass(&self) -> Duration {
-            let mut pauses = SourcePauses::default();
-            self.provisioner.copy_pass(&self.snapshot, &self.record, &mut pauses).await.expect("the task ends")
+            let pause = self.provisioner.copy_pass(&self.snapshot, &self.record).await.expect("the task ends");
+            pause.expect("it does not wait for the source")
         }
 
         fn state(&self) -> Option<State> {
