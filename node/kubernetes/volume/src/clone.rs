@@ -47,7 +47,11 @@ impl Store {
         check()?;
         // The source may be deleted meanwhile, and created again as a clone of another source that the caller has: this
         // creation waits for the caller, without a record of the new volume.
-        let guard = self.locks.lock_while(source, LOCKED, check)?;
+        let guard = self.locks.lock_while(source, LOCKED, || match check() {
+            // An error of the disk may be temporary. The check after the lock returns one that stays.
+            Ok(_) | Err(SourceError::Look { .. }) => Ok(()),
+            Err(error) => Err(error),
+        })?;
         let has = check()?;
         // With headroom, a tenant could store more files for as long as a thin snapshot exists. The size of an image
         // limits its tenant.

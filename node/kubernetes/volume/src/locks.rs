@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -27,15 +27,15 @@ pub struct VolumeGuard {
 #[derive(Debug)]
 enum Waiter {
     Task(oneshot::Sender<VolumeGuard>),
-    /// With the end of its wait, if it has one.
-    Thread(SyncSender<VolumeGuard>, Option<Instant>),
+    /// With a token that exists while the thread waits.
+    Thread(SyncSender<VolumeGuard>, Weak<()>),
 }
 
 impl Waiter {
     fn is_cancelled(&self) -> bool {
         match self {
             Self::Task(task) => task.is_closed(),
-            Self::Thread(_, end) => end.is_some_and(|end| end <= Instant::now()),
+            Self::Thread(_, token) => token.strong_count() == 0,
         }
     }
 
@@ -59,30 +59,26 @@ impl VolumeLocks {
 
     /// As [`VolumeLocks::lock`], but blocks the thread.
     pub fn blocking_lock(&self, volume: &VolumeId) -> VolumeGuard {
-        let (sender, guard) = sync_channel(1);
-        self.enqueue(volume, Waiter::Thread(sender, None));
+        let (guard, _token) = self.enqueue_thread(volume);
         guard.recv().expect("only `wake` consumes a waiter")
     }
 
     /// As [`VolumeLocks::blocking_lock`], but `None` if earlier operations on the volume have not ended in this time.
     pub fn lock_within(&self, volume: &VolumeId, time: Duration) -> Option<VolumeGuard> {
-        let (sender, guard) = sync_channel(1);
-        self.enqueue(volume, Waiter::Thread(sender, Some(Instant::now() + time)));
+        let (guard, _token) = self.enqueue_thread(volume);
         guard.recv_timeout(time).ok()
     }
 
-    /// As [`VolumeLocks::blocking_lock`], but repeats a check after each pause, and gives up with its error. The waiter
-    /// of a call that has given up stays in the queue, until the earlier operations have ended.
+    /// As [`VolumeLocks::blocking_lock`], but repeats a check after each pause, and gives up with its error.
     pub(crate) fn lock_while<T, E>(
         &self,
         volume: &VolumeId,
         pause: Duration,
         check: impl Fn() -> Result<T, E>,
     ) -> Result<VolumeGuard, E> {
-        let (sender, receiver) = sync_channel(1);
-        self.enqueue(volume, Waiter::Thread(sender, None));
+        let (guard, _token) = self.enqueue_thread(volume);
         loop {
-            if let Ok(guard) = receiver.recv_timeout(pause) {
+            if let Ok(guard) = guard.recv_timeout(pause) {
                 return Ok(guard);
             }
             check()?;
@@ -106,6 +102,13 @@ impl VolumeLocks {
         for volume in volumes {
             drop(self.lock(&volume).await);
         }
+    }
+
+    /// Returns the receiver of the guard, and the token of the waiter.
+    fn enqueue_thread(&self, volume: &VolumeId) -> (Receiver<VolumeGuard>, Arc<()>) {
+        let ((sender, guard), token) = (sync_channel(1), Arc::new(()));
+        self.enqueue(volume, Waiter::Thread(sender, Arc::downgrade(&token)));
+        (guard, token)
     }
 
     fn enqueue(&self, volume: &VolumeId, waiter: Waiter) {
@@ -259,6 +262,10 @@ mod tests {
         };
         assert_eq!(locks.lock_while(&volume, Duration::ZERO, check).err(), Some("deleted"));
         assert_eq!(checks.get(), 3);
+        for _ in 0..9 {
+            assert!(locks.lock_while(&volume, Duration::ZERO, || Err::<(), _>("deleted")).is_err());
+        }
+        assert_eq!(locks.table()[&volume].len(), 1, "the last one");
         let mut next = pin!(locks.lock(&volume));
         assert!(poll(next.as_mut()).is_pending());
         drop(first);
