@@ -6,8 +6,8 @@ use std::time::Duration;
 use cluster::claim::ROLLBACK;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{Api, ResourceExt as _};
-use tokio::time::timeout;
-use tracing::info;
+use tokio::time::{Instant, timeout_at};
+use tracing::{info, warn};
 use volume::{Record, Rollback, VolumeId};
 
 use crate::context::Provisioner;
@@ -15,7 +15,7 @@ use crate::error::{ApiError, Error, api};
 use crate::listing::list_each;
 use crate::sweep::round::Failed;
 
-/// How long the sweep waits for passes over one rollback. Without a wait, the first sweep would leave out volumes whose
+/// How long one sweep waits for passes over rollbacks. Without a wait, the first sweep would leave out volumes whose
 /// first passes run at the same time. A disk call of a pass may not end, and the volumes behind would wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
@@ -44,6 +44,7 @@ impl Provisioner {
         for (kept, record) in rollbacks {
             namespaces.entry(&record.claim.namespace).or_default().push((kept, record));
         }
+        let deadline = Instant::now() + LONGEST_WAIT;
         for (namespace, rollbacks) in namespaces {
             let requests = match self.requests(namespace).await {
                 Ok(requests) => requests,
@@ -57,20 +58,22 @@ impl Provisioner {
                 if requests.contains(&request(kept, record)) {
                     continue;
                 }
-                if let Err(error) = self.sweep_rollback(kept, record).await {
+                if let Err(error) = self.sweep_rollback(kept, record, deadline).await {
                     failed.push((Some(kept.clone()), error));
                 }
             }
         }
     }
 
-    async fn sweep_rollback(&self, kept: &VolumeId, listed: &Record) -> Result<(), Error> {
+    async fn sweep_rollback(&self, kept: &VolumeId, listed: &Record, deadline: Instant) -> Result<(), Error> {
         let Some(Rollback { volume, .. }) = listed.rollback() else { return Ok(()) };
         // Passes over the claim have the first lock, those over the content the second one. No pass waits for both
         // locks.
         let locks = async { (self.locks.lock(volume).await, self.locks.lock(kept).await) };
-        // If a pass has one of them for longer, the next sweep continues.
-        let Ok(guards) = timeout(LONGEST_WAIT, locks).await else { return Ok(()) };
+        let Ok(guards) = timeout_at(deadline, locks).await else {
+            warn!(volume = %volume, kept = %kept, "rollback without a request not ended: a pass has its volume; the next sweep continues");
+            return Ok(());
+        };
         let Some(record) = self.snapshot_record(kept).await? else { return Ok(()) };
         // Check again: a pass may have run since then.
         if record.rollback().is_none() || self.has_request(kept, &record).await? {
