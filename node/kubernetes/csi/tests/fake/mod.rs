@@ -110,8 +110,15 @@ impl FakeHost {
     /// A host with one block volume of 1 GiB for each name.
     pub fn with_images(names: &[&str]) -> Self {
         let host = Self::default();
-        host.state().volumes.extend(names.iter().map(|name| (id(name), Content::Image(Bytes::GIB))));
+        for name in names {
+            host.set_image(name, Bytes::GIB);
+        }
         host
+    }
+
+    /// Creates the image of a block volume.
+    pub fn set_image(&self, volume: &str, size: Bytes) {
+        self.state().volumes.insert(id(volume), Content::Image(size));
     }
 
     /// Steps that were executed so far.

@@ -52,11 +52,13 @@ pub async fn a_claim_gets_a_volume_of_the_selected_node(cluster: Arc<Cluster>) -
         let pv = node.pv(&id).await?;
         assert_eq!(pv["metadata"]["annotations"]["pv.kubernetes.io/provisioned-by"], DRIVER_NAME);
         let spec = &pv["spec"];
-        assert_eq!((&spec["csi"]["driver"], &spec["csi"]["volumeHandle"]), (&DRIVER_NAME.into(), &id.as_str().into()));
+        assert_eq!(spec["csi"]["driver"], DRIVER_NAME);
+        assert_eq!(spec["csi"]["volumeHandle"], id.as_str());
         assert_eq!(spec["csi"]["fsType"], Value::Null);
         // The size is rounded up to whole blocks of 4 KiB.
         assert_eq!(spec["capacity"], json!({"storage": "1464844Ki"}));
-        assert_eq!((&spec["volumeMode"], &spec["accessModes"]), (&"Filesystem".into(), &json!(["ReadWriteOnce"])));
+        assert_eq!(spec["volumeMode"], "Filesystem");
+        assert_eq!(spec["accessModes"], json!(["ReadWriteOnce"]));
         let here = json!([{"matchExpressions": [{"key": TOPOLOGY_KEY, "operator": "In", "values": [node.name]}]}]);
         assert_eq!(spec["nodeAffinity"]["required"]["nodeSelectorTerms"], here);
         let record = node.volumes.record(&id).expect("the volume has a record");
