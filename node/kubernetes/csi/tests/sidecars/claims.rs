@@ -37,7 +37,7 @@ async fn capacity(node: &Node) -> Result<Value, Failure> {
         found.retain(|object| object.storage_class_name == node.name);
         Ok::<_, kube::Error>(json!(found))
     };
-    let mut found = reached("the capacity of the node", read, |found| found[0]["capacity"] == "100Gi").await?;
+    let mut found = reached("the capacity of the node", read, |found: &Value| found[0]["capacity"] == "100Gi").await?;
     Ok(found[0].take())
 }
 
@@ -111,7 +111,7 @@ pub async fn a_claim_is_expanded(cluster: Arc<Cluster>) -> Result<(), Failure> {
         grown(&node, &files).await?;
         // The plugin has changed the quota: the kubelet has nothing to do.
         let status = async || claims.get("files").await.map(|claim| json!(claim.status));
-        reached("the capacity of the claim", status, |status| status["capacity"]["storage"] == "2Gi").await?;
+        reached("the capacity of the claim", status, |status: &Value| status["capacity"]["storage"] == "2Gi").await?;
 
         let device = node.volume("device", block(json!({}))).await?;
         node.volumes.set_attached(&device, true);
@@ -158,7 +158,7 @@ pub async fn a_sidecar_beside_the_own_provisioner_reports_the_remedy(cluster: Ar
             let messages = found.into_iter().map(|event| event.message.unwrap_or_default());
             Ok::<_, kube::Error>(messages.collect::<Vec<_>>())
         };
-        let messages = reached("the event ProvisioningFailed", read, |found| !found.is_empty()).await?;
+        let messages = reached("the event ProvisioningFailed", read, |found: &Vec<String>| !found.is_empty()).await?;
         for words in [
             "FailedPrecondition",
             "csi.storage.k8s.io/pvc/name=data",

@@ -190,7 +190,7 @@ async fn pod(admin: &Client, name: &str) -> Result<String, Failure> {
     create(&Api::<DaemonSet>::namespaced(admin.clone(), name), daemon_set).await?;
     let (pods, all) = (Api::<Pod>::namespaced(admin.clone(), name), ListParams::default());
     let read = async || pods.list(&all).await.map(|found| found.iter().map(|pod| pod.name_any()).collect::<Vec<_>>());
-    let found = reached("the pod of the sidecars", read, |found| !found.is_empty()).await?;
+    let found = reached("the pod of the sidecars", read, |found: &Vec<String>| !found.is_empty()).await?;
     Ok(found.into_iter().next().unwrap_or_default())
 }
 

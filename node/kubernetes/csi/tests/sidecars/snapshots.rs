@@ -29,7 +29,7 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
         let uid = create(snapshots, snapshot).await?.uid().unwrap_or_default();
         let id: VolumeId = format!("snapshot-{uid}").parse()?;
         let read = async || Ok::<_, kube::Error>(snapshots.get("before").await?.data["status"].take());
-        let status = reached("the snapshot", read, |status| status["readyToUse"] == true).await?;
+        let status = reached("the snapshot", read, |status: &Value| status["readyToUse"] == true).await?;
         assert_eq!(status["restoreSize"], "1Gi");
         let content = status["boundVolumeSnapshotContentName"].as_str().unwrap_or_default();
         let found = node.snapshots.contents.get(content).await?;
