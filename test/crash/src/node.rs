@@ -16,8 +16,9 @@ use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, GroupRequest, Mode, Opened, Owner, PodFreezer, Record,
-    Request, RollbackRequest, Settings, Sharing, SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
+    Access, ActError, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, GroupRequest, Mode, Opened, Owner, PodFreezer,
+    Record, Request, RollbackRequest, Settings, Sharing, SnapshotRequest, State, Store, VolumeId, VolumeRefusal,
+    Volumes as _,
 };
 
 use crate::data;
@@ -364,11 +365,13 @@ pub(crate) fn roll_back(store: &Store, kept: Number, volume: Number, source: Num
     store.end_rollback(&id(kept)).map(drop).map_err(called("end the rollback", volume))
 }
 
-/// Repeats a removal while another operation of the round has the source of the copy.
+/// Repeats a removal while another operation of the round has the source of the copy, or clones its image: XFS then
+/// frees no blocks of the image.
 fn unlocked<T>(mut remove: impl FnMut() -> Result<T, volume::Error>) -> Result<(), volume::Error> {
     loop {
         match remove() {
             Err(error) if error.is_locked() => {}
+            Err(volume::Error::Act { source: ActError::Busy { .. }, .. }) => thread::sleep(Duration::from_millis(10)),
             removed => return removed.map(drop),
         }
     }
