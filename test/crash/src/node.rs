@@ -365,8 +365,8 @@ pub(crate) fn roll_back(store: &Store, kept: Number, volume: Number, source: Num
     store.end_rollback(&id(kept)).map(drop).map_err(called("end the rollback", volume))
 }
 
-/// Repeats a removal while another operation of the round has the source of the copy, or clones its image: XFS then
-/// frees no blocks of the image.
+/// Repeats a removal while another operation of the round has the source of the copy, or XFS keeps blocks of the source
+/// for copy-on-write.
 fn unlocked<T>(mut remove: impl FnMut() -> Result<T, volume::Error>) -> Result<(), volume::Error> {
     loop {
         match remove() {
