@@ -45,6 +45,19 @@ struct Failures {
     ended_not_before: Instant,
     /// Whether the last failure waits for a wake, and had none.
     is_until_woken: bool,
+    /// Whether a wake came after the last failure.
+    is_woken: bool,
+}
+
+impl Failures {
+    /// Ends the back-off if the failure waits for a wake, and returns whether it does.
+    fn wake(&mut self) -> bool {
+        self.is_woken = true;
+        if self.is_until_woken {
+            (self.count, self.not_before) = (0, self.ended_not_before);
+        }
+        mem::take(&mut self.is_until_woken)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,38 +90,29 @@ impl Attempts {
         self.forget();
         let now = Instant::now();
         let mut failures = self.failures();
-        let count = failures.get(uid).map_or(0, |failed| failed.count).saturating_add(1);
+        let before = failures.get(uid).filter(|failed| !(is_until_woken && failed.is_woken));
+        let count = before.map_or(0, |failed| failed.count).saturating_add(1);
         let retry = Retry { attempt: count, after: delay(count, random()).min(most) };
-        let failed = Failures { count, not_before: now + retry.after, ended_not_before: now + FIRST, is_until_woken };
+        let (not_before, ended_not_before) = (now + retry.after, now + FIRST);
+        let failed = Failures { count, not_before, ended_not_before, is_until_woken, is_woken: false };
         failures.insert(uid.to_owned(), failed);
         self.metrics.failing(failures.len());
         retry
     }
 
     /// Ends the back-off of an object that waits for this, once for each failure and a second after the failure at the
-    /// earliest. The next failure begins a new back-off of a second, also if the object has not waited: the volume is
-    /// often free a moment later, and a pass may have looked at the volume before the wake and record its failure
-    /// afterwards. Returns whether the object has waited.
+    /// earliest. If the next failure waits too, it begins a new back-off of a second, also if the object has not
+    /// waited: the volume is often free a moment later, and a pass may have looked at the volume before the wake and
+    /// record its failure afterwards. Returns whether the object has waited.
     pub(crate) fn wake(&self, uid: &str) -> bool {
-        let mut failures = self.failures();
-        let Some(failed) = failures.get_mut(uid) else { return false };
-        failed.count = 0;
-        if !mem::take(&mut failed.is_until_woken) {
-            return false;
-        }
-        failed.not_before = failed.ended_not_before;
-        true
+        self.failures().get_mut(uid).is_some_and(Failures::wake)
     }
 
-    /// As [`Attempts::wake`], of the keys in `of` that wait for this, and of no other. Returns them.
+    /// As [`Attempts::wake`], for all keys in `of`. Returns those that have waited.
     pub(crate) fn wake_all(&self, of: impl Fn(&str) -> bool) -> HashSet<String> {
         let mut failures = self.failures();
-        let mut woken = HashSet::new();
-        for (key, failed) in failures.iter_mut().filter(|(key, failed)| failed.is_until_woken && of(key)) {
-            (failed.count, failed.not_before, failed.is_until_woken) = (0, failed.ended_not_before, false);
-            woken.insert(key.clone());
-        }
-        woken
+        let woken = failures.iter_mut().filter_map(|(key, failed)| (of(key) && failed.wake()).then(|| key.clone()));
+        woken.collect()
     }
 
     /// Ends the back-offs of the keys with this prefix, except for those in `except`, and removes each a second after
@@ -232,18 +236,22 @@ mod tests {
         assert_eq!(attempts.failed_until_woken("a").attempt, 1, "its pass may have looked before the wake");
     }
 
-    /// Regression: the back-offs of all failures began again.
+    /// Regression: the back-offs of all failures began again, and later that of a pass that had looked before the wake
+    /// did not.
     #[tokio::test(start_paused = true)]
-    async fn a_wake_of_all_changes_only_failures_that_wait_for_it() {
+    async fn a_wake_changes_only_failures_that_wait_for_it() {
         let attempts = Attempts::default();
         for key in ["waits", "other"] {
             attempts.failed_until_woken(key);
         }
-        attempts.failed("failed");
+        for key in ["failed", "looked"] {
+            attempts.failed(key);
+        }
         assert_eq!(attempts.wake_all(|key| key != "other"), ["waits".to_owned()].into());
         assert!(attempts.wake_all(|key| key != "other").is_empty(), "once for each failure");
-        assert!(attempts.wake("other"));
+        assert!(attempts.wake("other") && !attempts.wake("failed"));
         assert_eq!(["waits", "failed"].map(|key| attempts.failed(key).attempt), [1, 2]);
+        assert_eq!(attempts.failed_until_woken("looked").attempt, 1);
     }
 
     #[tokio::test(start_paused = true)]
