@@ -116,16 +116,12 @@ impl PvIndex {
 
     /// Name and UID of each PV of the volume that this node is deleting.
     pub(crate) fn deleted(&self, id: &VolumeId) -> Vec<(String, String)> {
-        let state = self.state();
-        let deleted = state.pvs.get(id).into_iter().flatten().filter(|pv| pv.is_deleted);
-        deleted.map(|pv| (pv.name.clone(), pv.uid.clone())).collect()
+        deleted(self.state().pvs.get(id).into_iter().flatten())
     }
 
     /// As [`PvIndex::deleted`], for all volumes.
     pub(crate) fn all_deleted(&self) -> Vec<(String, String)> {
-        let state = self.state();
-        let deleted = state.pvs.values().flatten().filter(|pv| pv.is_deleted);
-        deleted.map(|pv| (pv.name.clone(), pv.uid.clone())).collect()
+        deleted(self.state().pvs.values().flatten())
     }
 
     /// The name of a PV of the volume with another UID.
@@ -182,6 +178,10 @@ impl IndexState {
 /// data. A PV of another node's provisioner keeps none either; otherwise, that node could keep the data here.
 pub(crate) fn kept_volume(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     object::handle(pv).filter(|_| plan::plan(pv) != PvPlan::Ignore && !object::is_provisioned_elsewhere(pv, node))
+}
+
+fn deleted<'a>(pvs: impl Iterator<Item = &'a IndexedPv>) -> Vec<(String, String)> {
+    pvs.filter(|pv| pv.is_deleted).map(|pv| (pv.name.clone(), pv.uid.clone())).collect()
 }
 
 fn set(pvs: &mut ByVolume, pv: &PersistentVolume, node: &str) {
