@@ -60,18 +60,15 @@ impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Collector for Inventory<L
         self.descs.iter().collect()
     }
 
-    /// No stale values: if the disk cannot be read, only the error counter is returned.
+    /// No stale values: after an error, only the error counter is returned.
     fn collect(&self) -> Vec<MetricFamily> {
         let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        match (self.read)() {
-            Ok(found) => {
-                // `new` has created gauges with the same names and labels.
-                let gauges = gauges(&found).unwrap_or_default();
-                gauges.iter().flat_map(|gauge| gauge.collect()).chain(errors.collect()).collect()
-            }
+        let read = || Ok::<_, Box<dyn std::error::Error>>(gauges(&(self.read)()?)?);
+        match read() {
+            Ok(gauges) => gauges.iter().flat_map(|gauge| gauge.collect()).chain(errors.collect()).collect(),
             Err(error) => {
                 errors.inc();
-                warn!(error = causes::of(&error), "reading the disk failed, its metrics are missing");
+                warn!(error = causes::of(&*error), "scrape of the disk failed, its metrics are missing");
                 errors.collect()
             }
         }
