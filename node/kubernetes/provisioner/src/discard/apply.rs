@@ -104,8 +104,10 @@ impl Provisioner {
         }
         match self.on_volume(id, |store, id| store.discard(id)).await? {
             Ok(_) => info!(volume = %id, "deleted volume removed"),
-            Err(error @ volume::Error::Refused { source: volume::VolumeRefusal::NotRetired, .. }) => {
-                warn!(volume = %id, error = causes::of(&error), "deleted volume not removed: it is no longer in the trash");
+            // Another pass restored the volume for a PV that is newer than the list, or that has ended since. Or a
+            // client of CSI created a volume of this name after an earlier removal.
+            Err(volume::Error::Refused { source: volume::VolumeRefusal::NotRetired, .. }) => {
+                info!(volume = %id, "volume kept: it was restored or created again after its deletion");
             }
             Err(error) => return Err(Error::Store(error)),
         }
