@@ -10,6 +10,7 @@ use ipnet::Ipv4Net;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
+use rtnetlink::packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol};
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use tokio::task::JoinSet;
 
@@ -32,7 +33,8 @@ pub struct Addressing {
 pub(crate) trait Device: Sync {
     /// Name in the kernel.
     fn name(&self) -> &str;
-    /// Replaces all addresses with this one, and sets route and MTU. Idempotent.
+    /// Replaces all addresses with this one, and sets route and MTU. A lease replaces all parameters of the former one:
+    /// without a router, there is no default route, and without an MTU, the device has its own. Idempotent.
     fn apply(&self, addressing: &Addressing) -> impl Future<Output = Result<(), NetworkError>> + Send;
     /// Removes all addresses, which also removes their routes.
     fn clear(&self) -> impl Future<Output = Result<(), NetworkError>> + Send;
@@ -46,6 +48,8 @@ pub(crate) struct Link {
     index: u32,
     name: String,
     hardware: Option<Hardware>,
+    /// MTU of the device before a lease or the configuration set another one.
+    mtu: Option<u32>,
 }
 
 fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
@@ -79,8 +83,8 @@ impl Link {
         let index = link.header.index;
         let up = LinkUnspec::new_with_index(index).up().build();
         netlink.link().set(up).execute().await.map_err(step("bring the network interface up"))?;
-        let hardware = hardware_of(link);
-        Ok(Self { netlink, _driver: driver, index, name: name_of(link).unwrap_or("?").to_owned(), hardware })
+        let (hardware, mtu) = (hardware_of(link), mtu_of(link));
+        Ok(Self { netlink, _driver: driver, index, name: name_of(link).unwrap_or("?").to_owned(), hardware, mtu })
     }
 
     pub(crate) fn hardware(&self) -> Result<Hardware, NetworkError> {
@@ -96,6 +100,22 @@ impl Link {
         }
         Ok(())
     }
+
+    /// Removes the default route that `apply` has set: `RouteMessageBuilder` sets `RTPROT_STATIC`.
+    async fn remove_default_route(&self) -> Result<(), NetworkError> {
+        let all = self.netlink.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
+        let all: Vec<RouteMessage> = all.try_collect().await.map_err(step("list the routes"))?;
+        let is_default = |route: &RouteMessage| {
+            route.header.destination_prefix_length == 0
+                && route.header.table == RouteHeader::RT_TABLE_MAIN
+                && route.header.protocol == RouteProtocol::Static
+                && route.attributes.contains(&RouteAttribute::Oif(self.index))
+        };
+        for route in all.into_iter().filter(is_default) {
+            self.netlink.route().del(route).execute().await.map_err(step("remove the default route"))?;
+        }
+        Ok(())
+    }
 }
 
 impl Device for Link {
@@ -108,7 +128,7 @@ impl Device for Link {
         let new = self.netlink.address().add(self.index, address.into(), prefix).replace().execute();
         new.await.map_err(step("set the address of the network interface"))?;
         self.remove_but(Some(addressing.interface)).await?;
-        if let Some(mtu) = addressing.mtu {
+        if let Some(mtu) = addressing.mtu.or(self.mtu) {
             let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
             // The device may not support the MTU. The network works without it.
             if let Err(error) = self.netlink.link().set(set).execute().await {
@@ -118,6 +138,8 @@ impl Device for Link {
         if let Some(gateway) = addressing.gateway {
             let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(gateway).build();
             self.netlink.route().add(route).replace().execute().await.map_err(step("set the default route"))?;
+        } else {
+            self.remove_default_route().await?;
         }
         tracing::info!(device = self.name, address = %addressing.interface, "network configured");
         Ok(())
@@ -131,6 +153,13 @@ impl Device for Link {
 fn name_of(link: &LinkMessage) -> Option<&str> {
     link.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::IfName(name) => Some(name.as_str()),
+        _ => None,
+    })
+}
+
+fn mtu_of(link: &LinkMessage) -> Option<u32> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     })
 }

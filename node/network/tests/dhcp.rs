@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use cluster::{Addresses, Card, Static, Uplink};
 use futures::TryStreamExt;
-use network::Network;
+use network::{Addressing, Network};
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::{Handle, LinkUnspec, LinkVeth};
 use tokio::net::UdpSocket;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::Level;
@@ -24,6 +24,12 @@ const GIVEN: [u8; 4] = [192, 0, 2, 10];
 
 /// Time for two attempts in a VM.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// Options of a lease: an MTU of 1400, a router and a name server.
+const ALL: &[u8] = &[26, 2, 5, 120, 3, 4, 192, 0, 2, 1, 6, 4, 192, 0, 2, 1];
+
+/// The name server alone.
+const NAME_SERVER: &[u8] = &[6, 4, 192, 0, 2, 1];
 
 /// Held by each test: all devices share the client's port, and Linux would send from the address of another device.
 static SERIAL: Mutex<()> = Mutex::const_new(());
@@ -44,6 +50,13 @@ impl Cable {
         netlink.link().add(LinkVeth::new(&near, &far).build()).execute().await.unwrap();
         netlink.link().set(LinkUnspec::new_with_name(&far).up().build()).execute().await.unwrap();
         Self { netlink, _driver: driver, near, far }
+    }
+
+    /// Both ends belong to this machine: each receives packets from the machine's own address.
+    fn accept_own_packets(&self) {
+        for end in [&self.near, &self.far] {
+            fs::write(format!("/proc/sys/net/ipv4/conf/{end}/accept_local"), "1").unwrap();
+        }
     }
 
     async fn cut(self) {
@@ -94,8 +107,9 @@ impl Write for CapturedLog {
     }
 }
 
-/// Runs a server until it is dropped. Ignores the first `ignored` messages; `received` counts all.
-async fn serve(cable: &Cable, ignored: u32, received: &AtomicU32) {
+/// Runs a server until it is dropped. Ignores the first `ignored` messages; `received` counts all. Leases have the
+/// options [`ALL`], and `renewed` after a renewal.
+async fn serve(cable: &Cable, ignored: u32, received: &AtomicU32, renewed: &[u8]) {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67)).await.unwrap();
     socket.bind_device(Some(cable.far.as_bytes())).unwrap();
     socket.set_broadcast(true).unwrap();
@@ -117,11 +131,10 @@ async fn serve(cable: &Cable, ignored: u32, received: &AtomicU32) {
         reply[4..8].copy_from_slice(&bytes[4..8]);
         reply[16..20].copy_from_slice(&GIVEN);
         reply[28..34].copy_from_slice(&bytes[28..34]);
-        reply.extend([99, 130, 83, 99, 53, 1, kind, 1, 4, 255, 255, 255, 0, 51, 4, 0, 0, 14, 16, 26, 2, 5, 120]);
-        for code in [54, 3, 6] {
-            reply.extend([code, 4]);
-            reply.extend(SERVER);
-        }
+        reply.extend([99, 130, 83, 99, 53, 1, kind, 1, 4, 255, 255, 255, 0, 51, 4, 0, 0, 14, 16, 54, 4]);
+        reply.extend(SERVER);
+        // A client that has an address writes it to `ciaddr`.
+        reply.extend(if bytes[12..16] == GIVEN { renewed } else { ALL });
         reply.push(255);
         socket.send_to(&reply, (Ipv4Addr::BROADCAST, 68)).await.unwrap();
     }
@@ -148,7 +161,7 @@ async fn a_late_answer_configures_the_device() {
     let (received, start, log) = (AtomicU32::new(0), Instant::now(), CapturedLog::default());
     let _capture = log.capture();
     let addressing = tokio::select! {
-        () = serve(&cable, 1, &received) => unreachable!("it never returns"),
+        () = serve(&cable, 1, &received, ALL) => unreachable!("it never returns"),
         given = timeout(LIMIT, network.configure()) => given.expect("an answer in time").unwrap(),
     };
     // The second attempt follows after about four seconds and gets an offer.
@@ -176,10 +189,7 @@ async fn a_late_answer_configures_the_device() {
 async fn a_lease_that_expired_during_a_suspension_is_renewed() {
     let _guard = SERIAL.lock().await;
     let cable = Cable::lay(2).await;
-    // Both ends belong to this machine: each receives packets from the machine's own address.
-    for end in [&cable.near, &cable.far] {
-        fs::write(format!("/proc/sys/net/ipv4/conf/{end}/accept_local"), "1").unwrap();
-    }
+    cable.accept_own_packets();
     let network = Network::open(uplink(&cable)).await.unwrap();
     let (received, missed) = (AtomicU32::new(0), watch::Sender::new(Duration::ZERO));
     let renewed = async {
@@ -199,10 +209,40 @@ async fn a_lease_that_expired_during_a_suspension_is_renewed() {
         }
     };
     tokio::select! {
-        () = serve(&cable, 0, &received) => unreachable!("it never returns"),
+        () = serve(&cable, 0, &received, ALL) => unreachable!("it never returns"),
         renewed = timeout(LIMIT, renewed) => renewed.expect("the client asks again in time"),
     }
     assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
+    cable.cut().await;
+}
+
+/// Regression: the router and the MTU of the former lease were kept.
+#[tokio::test]
+async fn a_renewed_lease_without_router_and_mtu_removes_them() {
+    let _guard = SERIAL.lock().await;
+    let cable = Cable::lay(4).await;
+    cable.accept_own_packets();
+    let (network, received) = (Network::open(uplink(&cable)).await.unwrap(), AtomicU32::new(0));
+    let renewed = async {
+        let given = network.configure().await.unwrap();
+        assert_eq!((gateways(&cable.near), network.mtu()), (vec![Ipv4Addr::from(SERVER)], Some(1400)));
+        // The client asks any server between 7/8 of the lease and its end.
+        let (missed, applied) = (watch::Sender::new(Duration::from_secs(3300)), Notify::new());
+        let changed = |now: &Addressing| {
+            assert_eq!((now.gateway, now.mtu), (None, None));
+            applied.notify_one();
+        };
+        tokio::select! {
+            moved = network.keep(&given, missed.subscribe(), changed) => panic!("{moved:?}"),
+            () = applied.notified() => {}
+        }
+    };
+    tokio::select! {
+        () = serve(&cable, 0, &received, NAME_SERVER) => unreachable!("it never returns"),
+        renewed = timeout(LIMIT, renewed) => renewed.expect("the lease is renewed in time"),
+    }
+    assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
+    assert_eq!((gateways(&cable.near), network.mtu()), (vec![], Some(1500)));
     cable.cut().await;
 }
 
