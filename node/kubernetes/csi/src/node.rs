@@ -128,7 +128,7 @@ impl Operation for Publish {
         let steps = plan::publish(self, &seen)?;
         for (index, step) in steps.iter().enumerate() {
             if let Err(error) = host.act(&mut at, *step) {
-                undo(host, &mut at, &steps[..index], self);
+                undo(host, at, &plan::undo(&steps[..index], *step), self);
                 return Err(error.into());
             }
         }
@@ -141,12 +141,17 @@ impl Operation for Publish {
 }
 
 /// Undoes a failed publish, because the kubelet does not unpublish a target that it could not publish.
-fn undo<H: Host>(host: &H, at: &mut H::At, done: &[Step], Publish { volume, target, .. }: &Publish) {
-    for step in plan::undo(done) {
-        if let Err(error) = host.act(at, step) {
+fn undo<H: Host>(host: &H, mut at: H::At, steps: &[Step], Publish { volume, target, .. }: &Publish) {
+    for step in steps {
+        if let Err(error) = host.act(&mut at, *step) {
             warn!(%volume, %target, ?step, error = causes::of(&error), "cannot undo a failed publish");
             return;
         }
+    }
+    // A deletion during the call found the device.
+    if steps.contains(&Step::Detach) {
+        drop(at);
+        host.unpublished(volume);
     }
 }
 

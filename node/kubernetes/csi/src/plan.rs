@@ -175,16 +175,18 @@ pub(crate) fn publish(want: &Publish, seen: &VolumeView) -> Result<Vec<Step>, Pl
     }
 }
 
-/// Plans how to undo the steps `done` after a later step failed.
-pub(crate) fn undo(done: &[Step]) -> Vec<Step> {
+/// Plans how to undo the steps `done` of a publish, after the next step, `failed`, failed.
+pub(crate) fn undo(done: &[Step], failed: Step) -> Vec<Step> {
     let opposite = |step: &Step| match step {
         Step::CreateTarget(_) => Some(Step::RemoveTarget),
-        Step::Attach { .. } => Some(Step::Detach),
+        Step::Limit => Some(Step::Detach),
         Step::Bind(_) => Some(Step::Unmount),
-        // The removed mount was stale. The limits also apply to other targets of the volume.
-        Step::Unmount | Step::RemoveTarget | Step::Limit | Step::Detach => None,
+        // The removed mount was stale. `Limit` follows each `Attach`.
+        Step::Unmount | Step::RemoveTarget | Step::Attach { .. } | Step::Detach => None,
     };
-    done.iter().rev().filter_map(opposite).collect()
+    // A `Limit` that fails may have attached the image, if the device that the look found was gone.
+    let attached = (failed == Step::Limit).then_some(&failed);
+    done.iter().chain(attached).rev().filter_map(opposite).collect()
 }
 
 /// Accepts a deleted volume that is still mounted, because the kubelet would retry forever after an error.

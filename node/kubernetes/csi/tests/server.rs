@@ -124,15 +124,23 @@ async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("waited {LIMIT:?} in vain until {what}"));
 }
 
+/// Regression: a device that no step `Attach` attached stayed until the next watch.
 #[tokio::test]
 async fn a_failed_publish_is_undone() {
     let host = FakeHost::with_images(&["pvc-1"]);
     let (node, mut client) = Node::with_client(&host).await;
-    host.fail(Step::Bind(Attributes { no_dev: false, ..Attributes::INERT }));
-    let failed = client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await;
-    assert_eq!(failed.expect_err("it fails").code(), Code::Internal);
-    assert_eq!(host.devices(), 0);
-    assert!(host.is_bare());
+    let bind = Step::Bind(Attributes { no_dev: false, ..Attributes::INERT });
+    for (left, fails) in [(false, bind), (true, bind), (true, Step::Limit)] {
+        if left {
+            host.attach("pvc-1");
+        }
+        host.fail(fails);
+        let failed = client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await;
+        assert_eq!(failed.expect_err("it fails").code(), Code::Internal);
+        assert_eq!(host.devices(), 0, "{fails:?}");
+        assert!(host.is_bare());
+    }
+    assert_eq!(host.unpublished(), vec![(fake::id("pvc-1"), 0); 3], "a deletion is repeated");
 }
 
 /// The provisioner retries the deletion of the volume then, and a loop device would fail it again.

@@ -18,6 +18,7 @@ impl VolumeView {
             Step::Bind(attributes) => (Target::Published(attributes), device),
             Step::Unmount => (Target::Bare(shape), device),
             Step::RemoveTarget => (Target::Absent, device),
+            Step::Detach if device == Device::Shared => (target, device),
             Step::Detach => (target, Device::Absent),
             Step::Limit => (target, device),
         };
@@ -116,11 +117,15 @@ proptest! {
     }
 
     #[test]
-    fn an_interrupted_plan_can_be_undone(want in want(), seen in seen(), cut in 0_usize..5) {
+    fn a_failed_plan_is_undone(want in want(), seen in seen(), cut in 0_usize..5) {
         let Ok(steps) = publish(&want, &seen) else { return Ok(()) };
-        let done = &steps[..cut.min(steps.len())];
-        let back = undo(done).iter().fold(done.iter().fold(seen, VolumeView::after), VolumeView::after);
-        prop_assert_eq!(back.device, seen.device);
+        let Some(&failed) = steps.get(cut) else { return Ok(()) };
+        let done = &steps[..cut];
+        let back = undo(done, failed).iter().fold(done.iter().fold(seen, VolumeView::after), VolumeView::after);
+        // Once the call may have attached the image, no idle device is left.
+        let is_attached = steps[..=cut].contains(&Step::Limit);
+        let idle = if is_attached { Device::Absent } else { Device::Idle };
+        prop_assert_eq!(back.device, if seen.device == Device::Idle { idle } else { seen.device });
         // The stale mount is removed. Everything else is as before.
         let stale = seen.target == Target::Stale;
         prop_assert!(back.target == seen.target || stale && back.target == Target::Bare(Shape::File));
@@ -210,7 +215,20 @@ fn limits_are_read_when_the_device_exists() {
     let make = Step::CreateTarget(Shape::File);
     let steps = [make, Step::Attach { read_only: false }, Step::Limit, Step::Bind(Attributes::INERT)];
     assert_eq!(publish(&want, &BLOCK).as_deref(), Ok(&steps[..]));
-    assert_eq!(undo(&steps[..3]), [Step::Detach, Step::RemoveTarget]);
+    assert_eq!(undo(&steps[..3], steps[3]), [Step::Detach, Step::RemoveTarget]);
+}
+
+/// Regression: if the device was gone since the look, the step attached the image, and the device stayed after an error.
+#[test]
+fn a_device_that_the_limits_attached_is_detached_after_an_error() {
+    let (limit, bind) = (Step::Limit, Step::Bind(Attributes::INERT));
+    let make = Step::CreateTarget(Shape::File);
+    let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };
+    let seen = VolumeView { device: Device::Idle, ..BLOCK };
+    assert_eq!(publish(&want, &seen), Ok(vec![make, limit, bind]));
+    assert_eq!(undo(&[make], limit), [Step::Detach, Step::RemoveTarget]);
+    assert_eq!(undo(&[make, limit], bind), [Step::Detach, Step::RemoveTarget]);
+    assert_eq!(undo(&[make], Step::Attach { read_only: false }), [Step::RemoveTarget]);
 }
 
 #[test]

@@ -140,8 +140,13 @@ impl FakeHost {
     /// Leaves an attached image without a target, like a killed plugin or a failed detach. The next watch of the
     /// devices finds it.
     pub fn leave_idle(&self, volume: &str) {
-        self.state().devices.insert((id(volume), false), Bytes::GIB);
+        self.attach(volume);
         self.report_idle(volume);
+    }
+
+    /// Attaches an image without a target. No watch of the devices finds it.
+    pub fn attach(&self, volume: &str) {
+        self.state().devices.insert((id(volume), false), Bytes::GIB);
     }
 
     /// The next watch of the devices reports the volume, as if its publish were in progress.
