@@ -31,8 +31,12 @@ pub enum RequestError {
         /// Name in csi.proto.
         field: &'static str,
     },
-    #[error("volume_id is malformed")]
-    VolumeId(#[source] VolumeIdError),
+    #[error("{field} is malformed")]
+    VolumeId {
+        /// Name in csi.proto.
+        field: &'static str,
+        source: VolumeIdError,
+    },
     #[error("invalid {field}")]
     Path {
         /// Name in csi.proto.
@@ -337,7 +341,12 @@ pub(crate) fn nonempty<'a>(field: &'static str, text: &'a str) -> Result<&'a str
 }
 
 pub(crate) fn volume_id(text: &str) -> Result<VolumeId, RequestError> {
-    nonempty("volume_id", text)?.parse().map_err(RequestError::VolumeId)
+    source_id("volume_id", text)
+}
+
+/// `field` has the ID of a volume or snapshot, such as the source of a new one.
+pub(crate) fn source_id(field: &'static str, text: &str) -> Result<VolumeId, RequestError> {
+    nonempty(field, text)?.parse().map_err(|source| RequestError::VolumeId { field, source })
 }
 
 fn path(field: &'static str, text: &str, kubelet: &Path) -> Result<TargetPath, RequestError> {

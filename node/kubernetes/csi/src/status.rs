@@ -252,7 +252,7 @@ impl From<CallError> for Status {
 fn of_request(error: &RequestError) -> Code {
     match error {
         RequestError::Missing { .. }
-        | RequestError::VolumeId(_)
+        | RequestError::VolumeId { .. }
         | RequestError::Name
         | RequestError::MixedModes
         | RequestError::Parameters(_)
@@ -438,7 +438,10 @@ mod tests {
         for error in [
             RequestError::Token { found: long() },
             RequestError::FilesystemType { found: long() },
-            RequestError::VolumeId(long().parse::<VolumeId>().expect_err("an invalid ID")),
+            RequestError::VolumeId {
+                field: "volume_id",
+                source: long().parse::<VolumeId>().expect_err("an invalid ID"),
+            },
         ] {
             let controller = Status::from(ControllerError::Request(error));
             assert!(controller.message().len() <= MESSAGE_MAX, "{controller}");

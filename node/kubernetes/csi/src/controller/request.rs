@@ -12,7 +12,9 @@ use sha2::{Digest as _, Sha256};
 use units::Bytes;
 use volume::{BLOCK, Claim, IoLimits, Parameters, TOPOLOGY_KEY, VolumeId, VolumeMode};
 
-use crate::request::{Capability, Mode, NAME_MAX, Range, RequestError, nonempty, range, required, volume_id};
+use crate::request::{
+    Capability, Mode, NAME_MAX, Range, RequestError, nonempty, range, required, source_id, volume_id,
+};
 
 /// Size of a volume without a requested size.
 const DEFAULT: Bytes = Bytes::GIB;
@@ -129,10 +131,14 @@ impl Create {
         let range = message.capacity_range.as_ref().map_or(Ok(Range::default()), range)?;
         let source = match message.volume_content_source.as_ref() {
             None => None,
-            Some(source) => match required("volume_content_source.type", source.r#type.as_ref())? {
-                SourceType::Volume(source) => Some(Source::Volume(volume_id(&source.volume_id)?)),
-                SourceType::Snapshot(source) => Some(Source::Snapshot(volume_id(&source.snapshot_id)?)),
-            },
+            Some(source) => Some(match required("volume_content_source.type", source.r#type.as_ref())? {
+                SourceType::Volume(source) => {
+                    Source::Volume(source_id("volume_content_source.volume.volume_id", &source.volume_id)?)
+                }
+                SourceType::Snapshot(source) => {
+                    Source::Snapshot(source_id("volume_content_source.snapshot.snapshot_id", &source.snapshot_id)?)
+                }
+            }),
         };
         let place = Placement::of(message.accessibility_requirements.as_ref(), node);
         Ok(Self { id: id_of(name), claim, mode, parameters, mutable, io, range, source, place })
@@ -331,7 +337,8 @@ mod tests {
     use proptest::prelude::*;
     use proto::csi::volume_capability::access_mode::Mode as Access;
     use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-    use proto::csi::{CapacityRange, VolumeContentSource, volume_content_source};
+    use proto::csi::volume_content_source::{SnapshotSource, VolumeSource};
+    use proto::csi::{CapacityRange, VolumeContentSource};
     use volume::IoRejection;
 
     use super::*;
@@ -411,12 +418,16 @@ mod tests {
             message.mutable_parameters.insert("readIOPS".into(), "1".into());
         };
         assert!(matches!(reason(slow), RequestError::MutableParameters(IoRejection::Operations { .. })));
-        let snapshot = |message: &mut CreateVolumeRequest| {
-            let snapshot = volume_content_source::SnapshotSource { snapshot_id: String::new() };
-            message.volume_content_source =
-                Some(VolumeContentSource { r#type: Some(volume_content_source::Type::Snapshot(snapshot)) });
+        let missing = |source: SourceType| {
+            let volume_content_source = Some(VolumeContentSource { r#type: Some(source) });
+            match parse(&CreateVolumeRequest { volume_content_source, ..message("data") }) {
+                Err(RequestError::Missing { field }) => field,
+                other => panic!("{other:?}"),
+            }
         };
-        assert!(matches!(reason(snapshot), RequestError::Missing { .. }));
+        let (volume, snapshot) = <(VolumeSource, SnapshotSource)>::default();
+        assert_eq!(missing(SourceType::Volume(volume)), "volume_content_source.volume.volume_id");
+        assert_eq!(missing(SourceType::Snapshot(snapshot)), "volume_content_source.snapshot.snapshot_id");
         let negative = |message: &mut CreateVolumeRequest| {
             message.capacity_range = Some(CapacityRange { required_bytes: -1, limit_bytes: 0 });
         };

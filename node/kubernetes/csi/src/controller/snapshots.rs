@@ -7,7 +7,7 @@ use proto::csi::{CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, Snapsh
 use volume::{Claim, GroupRequest, Owner, Record, SnapshotParameters, SnapshotRequest, State, VolumeId};
 
 use crate::controller::request::{RequestName, digest};
-use crate::request::{NAME_MAX, RequestError, required, signed, volume_id};
+use crate::request::{NAME_MAX, RequestError, required, signed, source_id};
 use crate::status::ControllerError;
 
 /// Prefixes of the IDs of snapshots and groups, as in the names of external-snapshotter, so that no volume of
@@ -43,7 +43,7 @@ pub(crate) struct Take {
 impl Take {
     pub(crate) fn parse(name: RequestName<'_>, message: &CreateSnapshotRequest) -> Result<Self, RequestError> {
         let name = name.as_str();
-        let source = volume_id(&message.source_volume_id)?;
+        let source = source_id("source_volume_id", &message.source_volume_id)?;
         let (claim, parameters) = class(name, &message.parameters, OF_SNAPSHOT)?;
         Ok(Self { id: id_of(SNAPSHOT, name, NAME_MAX), request: request(claim, source, parameters) })
     }
@@ -57,7 +57,7 @@ pub(crate) fn group(
     let (claim, parameters) = class(name, &message.parameters, OF_GROUP)?;
     let id = group_id(name);
     let member = |source: &String| {
-        let source = volume_id(source)?;
+        let source = source_id("source_volume_ids", source)?;
         Ok((member_id(&id, &source), request(claim.clone(), source, parameters)))
     };
     let members: BTreeMap<_, _> = message.source_volume_ids.iter().map(member).collect::<Result<_, _>>()?;
@@ -276,14 +276,17 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(missing(&message_of("")), "name");
-        assert_eq!(missing(&CreateSnapshotRequest { source_volume_id: String::new(), ..message_of("s") }), "volume_id");
+        let empty = CreateSnapshotRequest { source_volume_id: String::new(), ..message_of("s") };
+        assert_eq!(missing(&empty), "source_volume_id");
         let thin = CreateSnapshotRequest { parameters: parameters([("thin", "yes")]), ..message_of("s") };
         assert!(matches!(take(&thin), Err(RequestError::SnapshotParameters(_))));
         let of = |source_volume_ids: Vec<String>| {
             take_group(&CreateVolumeGroupSnapshotRequest { name: "g".into(), source_volume_ids, ..Default::default() })
         };
         assert!(matches!(of(vec![]), Err(RequestError::Missing { field: "source_volume_ids" })));
-        assert!(matches!(of(vec!["../x".into()]), Err(RequestError::VolumeId(_))));
+        assert!(matches!(of(vec![String::new()]), Err(RequestError::Missing { field: "source_volume_ids" })));
+        let malformed = of(vec!["../x".into()]);
+        assert!(matches!(malformed, Err(RequestError::VolumeId { field: "source_volume_ids", .. })));
         assert_eq!(of(vec!["pvc-1".into(), "pvc-1".into()]).expect("a request").members.len(), 1);
     }
 
