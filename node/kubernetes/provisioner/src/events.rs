@@ -14,7 +14,7 @@ use supervisor::Context;
 use tokio::time::Instant;
 use tracing::warn;
 use units::Bytes;
-use volume::{DRIVER_NAME, DiskFault, Drifted, IoLimits, Mode, Record, VolumeId};
+use volume::{Claim, DRIVER_NAME, DiskFault, Drifted, IoLimits, Mode, Record, VolumeId};
 
 use crate::Metrics;
 use crate::error::Error;
@@ -152,6 +152,12 @@ impl Events {
     /// Failures of the same kind of one claim are one series, with the text of the first failure.
     pub(crate) fn provisioning_failed(&self, claim: &PersistentVolumeClaim, error: &Error) {
         self.publish_failure(Reason::ProvisioningFailed, "Provision", error, &[claim.object_ref(&())]);
+    }
+
+    /// The event is also on the claim that a populator fills, because its user may not see the temporary claim.
+    pub(crate) fn population_failed(&self, claim: &PersistentVolumeClaim, temporary: &Claim, error: &Error) {
+        let note = format!("temporary claim {temporary} of the volume populator: {}", causes::line(error));
+        self.publish(Reason::ProvisioningFailed, &format!("Populate{}", error.kind()), note, claim.object_ref(&()));
     }
 
     pub(crate) fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use apiclient::is_missing;
@@ -34,6 +34,10 @@ use crate::topology::Topologies;
 /// Time after which the event `Provisioning` announces the work.
 const SLOW: Duration = Duration::from_secs(5);
 
+/// Prefix of the temporary claims of volume populators that use the library of the CSI project. The UID of the populated
+/// claim follows.
+const TEMPORARY: &str = "prime-";
+
 /// Creates the volume of a claim that waits for this node, or serves a claim that is bound to a volume of this node.
 pub(crate) async fn reconcile_claim(
     claim: Arc<PersistentVolumeClaim>,
@@ -62,10 +66,14 @@ pub(crate) async fn reconcile_claim(
         // The first failure because the source is on another node gets no event: the control plane is about to select
         // that node.
         let is_expected = matches!(error, Error::Clone(error) if error.is_elsewhere());
+        let populated = provisioner.populated_claim(&assigned);
         if !is_expected || provisioner.attempts.is_failing(&key) {
             provisioner.events.provisioning_failed(&claim, error);
+            if let Some(populated) = &populated {
+                provisioner.events.population_failed(populated, &assigned.claim, error);
+            }
         }
-        if provisioner.may_fit_elsewhere(error) && !plan::is_clone(&claim) {
+        if populated.is_none() && provisioner.may_fit_elsewhere(error) && !plan::is_clone(&claim) {
             provisioner.release(&claim).await?;
             info!(claim = %assigned.claim, "claim returned to the scheduler, another node will be selected");
         }
@@ -298,6 +306,19 @@ impl Provisioner {
             }
             _ => false,
         }
+    }
+
+    /// The claim that a volume populator fills through this temporary claim. The pod of the populator has the node of
+    /// that claim, so the scheduler never selects another node for the temporary one. `None` with immediate binding: the
+    /// reclaimer selects the nodes of both claims, and reports if it finds none.
+    fn populated_claim(&self, temporary: &AssignedClaim) -> Option<Arc<PersistentVolumeClaim>> {
+        let uid = temporary.claim.name.strip_prefix(TEMPORARY)?;
+        let class = temporary.class.as_ref().and_then(|class| self.classes.get(class));
+        if class.is_some_and(|class| class::binds_immediately(&class)) {
+            return None;
+        }
+        let watched = self.watched_claims.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.as_ref()?.find(|claim| claim.metadata.uid.as_deref() == Some(uid) && plan::is_populated(claim))
     }
 
     /// Lets the scheduler or the control plane select another node.

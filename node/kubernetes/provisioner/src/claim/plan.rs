@@ -260,6 +260,11 @@ pub(crate) fn is_clone(claim: &PersistentVolumeClaim) -> bool {
     matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Ours { .. }))
 }
 
+/// Whether a volume populator creates the claim's volume.
+pub(crate) fn is_populated(claim: &PersistentVolumeClaim) -> bool {
+    matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Foreign))
+}
+
 fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Rejection> {
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
     let text = &requests.and_then(|requests| requests.get("storage")).ok_or(Rejection::NoSize)?.0;

@@ -114,6 +114,21 @@ pub async fn a_pv_that_a_populator_moved_belongs_to_its_claim(cluster: Arc<Clust
     node.end().await
 }
 
+/// Regression: the event was only on the temporary claim, which lost its node. The populator's pod has a node, so the
+/// scheduler did not select one for the claim.
+pub async fn a_populated_claim_that_does_not_fit_is_reported_and_retried(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::with_disk(&cluster, "populated", Bytes::new(2 << 30)).await?;
+    let other = node.provisioned("other", json!({})).await?;
+    let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
+    let populated = node.claim_here("data", json!({"dataSourceRef": source})).await?;
+    let temporary = format!("prime-{}", populated.uid().unwrap_or_default());
+    node.claim_here(&temporary, json!({})).await?;
+    node.event_with("data", "ProvisioningFailed", &[&temporary, "needs 1.25 GiB"]).await?;
+    node.delete("other", &other).await?;
+    node.bound(&temporary).await?;
+    node.end().await
+}
+
 pub async fn a_claim_that_does_not_fit_goes_back_to_the_scheduler(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::with_disk(&cluster, "full", Bytes::GIB).await?;
     node.claim_here("large", json!({})).await?;

@@ -119,6 +119,7 @@ fn main() -> ExitCode {
         claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
         claims::a_pv_that_a_populator_moved_belongs_to_its_claim,
+        claims::a_populated_claim_that_does_not_fit_is_reported_and_retried,
         by_hand::an_orphan_is_adopted_by_a_manual_pv,
         by_hand::an_orphan_is_erased_by_a_manual_pv,
         by_hand::a_pv_with_missing_fields_is_ignored,
