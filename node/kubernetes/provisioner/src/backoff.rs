@@ -9,15 +9,27 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::Metrics;
+use crate::error::Error;
 
 const FIRST: Duration = Duration::from_secs(1);
 pub(crate) const MOST: Duration = Duration::from_mins(5);
 
+/// Longest pause after a failure of the API server. Within a minute after its return, claims are created, expanded and
+/// deleted.
+pub(crate) const OUTAGE: Duration = Duration::from_secs(15);
+
 /// Pause after failure number `attempt`, from 1. The pause doubles with each failure up to 5 minutes, less a random
 /// part of up to a half, so that objects that failed together are not retried together.
 pub(crate) fn delay(attempt: u32, random: u64) -> Duration {
-    let whole = FIRST.saturating_mul(1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX)).min(MOST);
-    jittered(whole, random).max(FIRST)
+    delay_for(attempt, random, MOST)
+}
+
+fn delay_for(attempt: u32, random: u64, most: Duration) -> Duration {
+    jittered(whole(attempt).min(most), random).max(FIRST)
+}
+
+fn whole(attempt: u32) -> Duration {
+    FIRST.saturating_mul(1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX))
 }
 
 /// Subtracts a random part of up to a half from a pause.
@@ -72,11 +84,17 @@ impl Attempts {
         Self { failures: Mutex::default(), metrics }
     }
 
+    /// Counts the failure of a pass. The pauses are short if the API server failed.
+    pub(crate) fn pass_failed(&self, uid: &str, error: &Error) -> Retry {
+        self.failed_for(uid, if error.is_outage() { OUTAGE } else { MOST })
+    }
+
     pub(crate) fn failed(&self, uid: &str) -> Retry {
         self.failed_for(uid, MOST)
     }
 
-    /// As [`Attempts::failed`], with pauses of `most` at the longest.
+    /// As [`Attempts::failed`], with pauses of `most` at the longest. Failures after that do not lengthen the pauses of
+    /// other failures.
     pub(crate) fn failed_for(&self, uid: &str, most: Duration) -> Retry {
         self.record(uid, most, false)
     }
@@ -91,8 +109,10 @@ impl Attempts {
         let now = Instant::now();
         let mut failures = self.failures();
         let before = failures.get(uid).filter(|failed| !(is_until_woken && failed.is_woken));
-        let count = before.map_or(0, |failed| failed.count).saturating_add(1);
-        let retry = Retry { attempt: count, after: delay(count, random()).min(most) };
+        let before = before.map_or(0, |failed| failed.count);
+        let is_longest = most < MOST && whole(before) >= most;
+        let count = if is_longest { before } else { before.saturating_add(1) };
+        let retry = Retry { attempt: count, after: delay_for(count, random(), most) };
         let (not_before, ended_not_before) = (now + retry.after, now + FIRST);
         let failed = Failures { count, not_before, ended_not_before, is_until_woken, is_woken: false };
         failures.insert(uid.to_owned(), failed);
@@ -205,6 +225,18 @@ mod tests {
         assert_eq!(attempts.failed("a").attempt, 2);
         attempts.succeeded("a");
         assert_eq!(attempts.failed("a").attempt, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_with_short_pauses_do_not_lengthen_others() {
+        let attempts = Attempts::default();
+        for _ in 0..20 {
+            assert!(attempts.failed_for("a", OUTAGE).after <= OUTAGE);
+        }
+        assert_eq!(attempts.failed("a").attempt, 6);
+        let retry = attempts.failed_for("a", OUTAGE);
+        assert!(retry.attempt == 6 && retry.after <= OUTAGE, "{retry:?}");
+        assert_eq!(attempts.failed("a").attempt, 7, "nor do they shorten them");
     }
 
     /// Wakes in a loop cause one pass a second at most.

@@ -152,6 +152,15 @@ impl Error {
         }
     }
 
+    /// Whether the API server did not respond, or failed for all objects.
+    pub(crate) fn is_outage(&self) -> bool {
+        match self {
+            Self::Api(error) => error.is_outage(),
+            Self::EarlierRollback(error) => error.is_outage(),
+            _ => false,
+        }
+    }
+
     /// Whether a pod or another process has the volume.
     pub(crate) const fn is_in_use(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_in_use())
@@ -185,6 +194,15 @@ impl ApiError {
 
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(&self.source, ApiCause::Status(status) if status.is_not_found())
+    }
+
+    /// An expired identity is replaced, so 401 ends without a change of the object. 403 may last: a policy denies the
+    /// request.
+    fn is_outage(&self) -> bool {
+        match &self.source {
+            ApiCause::Status(status) => matches!(status.code, 401 | 429 | 500..),
+            ApiCause::Other(_) => true,
+        }
     }
 
     /// Whether the API server works, and its response is about this object only.
@@ -225,5 +243,15 @@ mod tests {
         assert!([answer(404), answer(409), answer(422), Error::NoClass].into_iter().all(is_progress));
         let none = Error::Api(api("get a PV")(kube::Error::LinesCodecMaxLineLengthExceeded));
         assert!(![answer(401), answer(403), answer(429), answer(500), none].into_iter().any(is_progress));
+    }
+
+    #[test]
+    fn an_outage_is_not_a_denied_request() {
+        let answer =
+            |code| Error::Api(api("get a PV")(kube::Error::Api(Box::new(Status { code, ..Status::default() }))));
+        let none = || Error::Api(api("get a PV")(kube::Error::LinesCodecMaxLineLengthExceeded));
+        let earlier = Error::EarlierRollback(Box::new(none()));
+        assert!([answer(401), answer(429), answer(500), answer(503), none(), earlier].iter().all(Error::is_outage));
+        assert!(![answer(403), answer(404), answer(409), answer(422), Error::NoClass].iter().any(Error::is_outage));
     }
 }

@@ -133,3 +133,35 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     cx.cancelled().await;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::PersistentVolume;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+    use crate::backoff::OUTAGE;
+    use crate::error::{Error, api};
+    use crate::fixture;
+
+    /// Regression: the pauses grew to 5 minutes while the API server failed, and continued after its return.
+    #[tokio::test(start_paused = true)]
+    async fn every_object_has_a_pass_soon_after_an_outage() {
+        let (provisioner, _) = fixture::unanswered(&[]);
+        let metadata = |uid: &str| ObjectMeta { uid: Some(uid.to_owned()), ..ObjectMeta::default() };
+        let claim = Arc::new(PersistentVolumeClaim { metadata: metadata("claim"), ..PersistentVolumeClaim::default() });
+        // The objects of snapshots and groups share a policy for all types.
+        let [pv, content] = ["pv", "content"]
+            .map(|uid| Arc::new(PersistentVolume { metadata: metadata(uid), ..PersistentVolume::default() }));
+        for _ in 0..20 {
+            let error = Error::Api(api("send a request")(kube::Error::LinesCodecMaxLineLengthExceeded));
+            claim::apply::failed(Arc::clone(&claim), &error, Arc::clone(&provisioner));
+            pv::apply::failed(Arc::clone(&pv), &error, Arc::clone(&provisioner));
+            snapshot::apply::failed(Arc::clone(&content), &error, Arc::clone(&provisioner));
+            for uid in ["claim", "pv", "content"] {
+                let wait = provisioner.attempts.wait(uid).expect("a back-off");
+                assert!(wait <= OUTAGE, "{uid}: {wait:?}");
+            }
+        }
+    }
+}

@@ -39,7 +39,7 @@ pub(crate) fn woken<Object>(
 impl Provisioner {
     /// Counts the failure of a removal. An unpublish ends the back-off if the volume was in use.
     pub(crate) fn removal_failed(&self, key: &str, error: &Error) -> Retry {
-        if error.is_in_use() { self.attempts.failed_until_woken(key) } else { self.attempts.failed(key) }
+        if error.is_in_use() { self.attempts.failed_until_woken(key) } else { self.attempts.pass_failed(key, error) }
     }
 
     /// Ends the back-off of the removals of a volume, or of all volumes, that wait for an unpublish, also of data in

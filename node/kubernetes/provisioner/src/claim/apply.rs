@@ -92,7 +92,7 @@ pub(crate) fn failed(claim: Arc<PersistentVolumeClaim>, error: &Error, provision
         warn!(claim = %claim_name, error = causes::of(error), "claim rejected");
         return Action::requeue(backoff::MOST);
     }
-    let Retry { attempt, after } = provisioner.attempts.failed(&backoff_key(&claim));
+    let Retry { attempt, after } = provisioner.attempts.pass_failed(&backoff_key(&claim), error);
     warn!(claim = %claim_name, error = causes::of(error), attempt, "provisioning failed, will retry");
     Action::requeue(after)
 }

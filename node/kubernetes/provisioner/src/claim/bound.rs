@@ -70,7 +70,7 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
             (Err(error @ (Error::Api(_) | Error::Panicked(_))), _) => return Err(error),
             (Err(error), key) => {
                 provisioner.metrics.failed(Object::Claim, error.kind());
-                let attempt = key.map(|key| provisioner.attempts.failed(&key).attempt);
+                let attempt = key.map(|key| provisioner.attempts.pass_failed(&key, &error).attempt);
                 warn!(volume = %id, error = causes::of(&error), attempt, "change of the class failed, will retry");
             }
         }

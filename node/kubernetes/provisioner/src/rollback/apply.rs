@@ -76,7 +76,7 @@ pub(crate) async fn roll_back_claim(
         Err(error) => {
             provisioner.metrics.failed(Object::Claim, error.kind());
             provisioner.events.rollback_failed(claim, &snapshot, &error);
-            let retry = provisioner.attempts.failed(&failing);
+            let retry = provisioner.attempts.pass_failed(&failing, &error);
             warn!(volume = %id, error = causes::of(&error), attempt = retry.attempt, "rollback failed, will retry");
             Ok(Some(retry.after))
         }

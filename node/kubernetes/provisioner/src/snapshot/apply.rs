@@ -50,7 +50,7 @@ pub(crate) fn failed<K: Resource>(content: Arc<K>, error: &Error, provisioner: A
         warn!(content = content_name, error = cause, "content rejected");
         return Action::requeue(backoff::MOST);
     }
-    let retry = provisioner.attempts.failed(&backoff_key(&*content));
+    let retry = provisioner.attempts.pass_failed(&backoff_key(&*content), error);
     warn!(content = content_name, error = cause, attempt = retry.attempt, "pass over content failed, will retry");
     Action::requeue(retry.after)
 }

@@ -99,7 +99,7 @@ impl Provisioner {
         };
         self.metrics.failed(Object::Snapshot, error.kind());
         self.events.snapshot_copy_failed(&self.node, id, record, &error);
-        let retry = self.attempts.failed(&key);
+        let retry = self.attempts.pass_failed(&key, &error);
         warn!(snapshot = %id, error = causes::of(&error), attempt = retry.attempt, "copy of the snapshot failed, will retry");
         Ok(Some(retry.after))
     }

@@ -160,7 +160,7 @@ impl Round {
                 compared
             }
             Err(error) => {
-                provisioner.attempts.failed(key);
+                provisioner.attempts.pass_failed(key, &error);
                 self.failed.push((Some(id.clone()), error));
                 Compared::Failed
             }
