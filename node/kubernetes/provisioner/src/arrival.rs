@@ -13,6 +13,7 @@ use kube::runtime::reflector::{self, Store};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
+use supervisor::Context;
 use tracing::warn;
 use volume::{DRIVER_NAME, PROVISIONED_BY};
 
@@ -32,8 +33,9 @@ pub(crate) fn only<K>(event: Event<K>, keep: impl Fn(&K) -> bool) -> Option<Even
 }
 
 /// Returns a copy of the objects that `keep` accepts, and a stream with an item for each change. The watch continues
-/// after failures.
+/// after failures, which are reported to `cx`.
 pub(crate) fn watch<K>(
+    cx: Context,
     api: Api<K>,
     config: watcher::Config,
     trim: fn(&mut K),
@@ -48,12 +50,16 @@ where
         .try_filter_map(move |event| future::ready(Ok(only(event, keep))))
         .reflect(writer)
         .default_backoff()
-        .filter_map(|event| {
+        .filter_map(move |event| {
             future::ready(match event {
                 // An incomplete list is not a change.
                 Ok(Event::Init | Event::InitApply(_)) => None,
-                Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
+                Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => {
+                    cx.report(true);
+                    Some(())
+                }
                 Err(error) => {
+                    cx.report(false);
                     warn!(what = K::plural(&()).as_ref(), error = causes::of(&error), "watch failed, will continue");
                     None
                 }

@@ -25,6 +25,7 @@ pub(crate) struct Classes {
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     let classes = &provisioner.classes;
     let (store, changes) = arrival::watch(
+        cx.clone(),
         Api::all(provisioner.client.clone()),
         watcher::Config::default(),
         arrival::trim_class,
@@ -60,5 +61,28 @@ impl Classes {
 
     fn store(&self) -> Option<Store<StorageClass>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use supervisor::{Settings, Supervisor};
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::fixture;
+
+    /// Regression: the service had no rounds, so it was never shown as stalled.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_fails_is_a_stall() {
+        let (provisioner, _disk) = fixture::with_client(fixture::client(|_| Some((500, "{}".to_owned()))));
+        let settings = Settings::default();
+        let deadline = settings.round_deadline;
+        let tree = Supervisor::start("classes", settings, move |cx| run(cx, Arc::clone(&provisioner)));
+        sleep(deadline / 2).await;
+        assert_eq!(tree.status().stalled, None);
+        sleep(deadline).await;
+        assert!(tree.status().stalled.is_some());
+        tree.stop(deadline).await.expect("it ends");
     }
 }

@@ -76,7 +76,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
     let client = &provisioner.client;
     let of_node = watcher::Config::default().labels(&plan::selector(&provisioner.node));
     let api = Api::<CSIStorageCapacity>::namespaced(client.clone(), NAMESPACE);
-    let (objects, changes) = arrival::watch(api, of_node, arrival::trim_capacity, |_| true);
+    let (objects, changes) = arrival::watch(cx.clone(), api, of_node, arrival::trim_capacity, |_| true);
     let mut changes = pin!(changes);
     let mut classes = provisioner.classes.changes();
     let mut published = Published { objects, owner: None };

@@ -51,9 +51,9 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                 Some(left) => wake = wake.min(Instant::now() + left),
                 None if running.len() < PARALLEL => {
                     active.insert(id.clone());
-                    let provisioner = Arc::clone(&provisioner);
+                    let (cx, provisioner) = (cx.clone(), Arc::clone(&provisioner));
                     running.spawn(async move {
-                        let result = provisioner.discard(&id).await;
+                        let result = provisioner.discard(&cx, &id).await;
                         (id, result)
                     });
                 }
@@ -80,8 +80,8 @@ pub(crate) fn backoff_key(id: &VolumeId) -> String {
 }
 
 impl Provisioner {
-    /// One pass over a volume in the trash.
-    async fn discard(&self, id: &VolumeId) -> Result<Finished, Error> {
+    /// One pass over a volume in the trash. Its rounds are the parts with requests: work on the disk may take hours.
+    async fn discard(&self, cx: &Context, id: &VolumeId) -> Result<Finished, Error> {
         let _guard = loop {
             match self.locks.try_lock(id) {
                 Some(guard) => break guard,
@@ -99,8 +99,8 @@ impl Provisioner {
             return Ok(Finished::Waiting);
         }
         // An administrator may have created another PV since the deletion.
-        if let Some(listing) = self.listing_with(id, end).await? {
-            return self.keep_listed(id, &listing).await;
+        if let Some(listing) = cx.round(self.listing_with(id, end), Result::is_ok).await? {
+            return cx.round(self.keep_listed(id, &listing), Error::is_progress).await;
         }
         match self.on_volume(id, |store, id| store.discard(id)).await? {
             Ok(_) => info!(volume = %id, "deleted volume removed"),
@@ -174,5 +174,30 @@ impl Provisioner {
                 warn!(volume = %id, error = causes::of(&error), attempt, "deleted volume not removed, will retry");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use supervisor::{Settings, Supervisor};
+
+    use super::*;
+    use crate::fixture::{self, id};
+
+    /// Regression: the service had no rounds, so it was never shown as stalled.
+    #[tokio::test(start_paused = true)]
+    async fn a_list_without_a_response_is_a_stall() {
+        let own = id("pvc-1");
+        let (provisioner, _disk) = fixture::unanswered(&[&own]);
+        let now = Instant::now();
+        provisioner.discards.add(own, EndOfPv { before: now, after: now });
+        let settings = Settings::default();
+        let deadline = settings.round_deadline;
+        let tree = Supervisor::start("discard", settings, move |cx| run(cx, Arc::clone(&provisioner)));
+        sleep(deadline / 2).await;
+        assert_eq!(tree.status().stalled, None);
+        sleep(deadline).await;
+        assert!(tree.status().stalled.is_some());
+        tree.stop(deadline).await.expect("it ends");
     }
 }
