@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrival;
 mod deadline;
 mod kind;
 mod passes;
@@ -22,6 +23,7 @@ use kube::{Client, Config};
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder};
 
+pub use crate::arrival::{only, trim_metadata};
 pub use crate::deadline::DeadlineError;
 use crate::deadline::WithDeadlines;
 pub use crate::passes::run_passes;

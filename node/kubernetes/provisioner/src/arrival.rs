@@ -1,9 +1,9 @@
 //! Reduces watched objects to the fields that the provisioner uses. A cluster may have ten thousand claims with 10 KiB
 //! each.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 
+use apiclient::only;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, future};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
@@ -18,19 +18,6 @@ use tracing::warn;
 use volume::{DRIVER_NAME, PROVISIONED_BY};
 
 use crate::claim::plan;
-
-/// Maximum length of the names in annotations: of nodes, snapshots and classes, and of IDs. The API server rejects
-/// objects with longer names.
-const VALUE_LEN: usize = 253;
-
-/// Drops an object that is not to be kept. If it was kept before, it is deleted from the copies.
-pub(crate) fn only<K>(event: Event<K>, keep: impl Fn(&K) -> bool) -> Option<Event<K>> {
-    match event {
-        Event::Apply(object) if !keep(&object) => Some(Event::Delete(object)),
-        Event::InitApply(object) if !keep(&object) => None,
-        event => Some(event),
-    }
-}
 
 /// Returns a copy of the objects that `keep` accepts, and a stream with an item for each change. The watch continues
 /// after failures, which are reported to `cx`.
@@ -95,29 +82,16 @@ pub(crate) fn trim_capacity(capacity: &mut CSIStorageCapacity) {
     capacity.metadata.managed_fields = None;
 }
 
-/// Removes unused metadata. Keeps these annotations and those in the domain of the driver, with values that are cut:
-/// users may write up to 256 KiB into the annotations of a claim, and the values are parts of back-off keys and errors.
+/// Keeps these annotations and those in the domain of the driver. Their values are parts of back-off keys and errors.
 fn trim_metadata(metadata: &mut ObjectMeta, annotations: &[&str]) {
-    metadata.managed_fields = None;
-    metadata.labels = None;
-    metadata.owner_references = None;
-    let kept = metadata.annotations.take().map(|mut all| {
-        let of_driver = |key: &str| key.strip_prefix(DRIVER_NAME).is_some_and(|name| name.starts_with('/'));
-        all.retain(|key, _| annotations.contains(&key.as_str()) || of_driver(key));
-        all.values_mut().filter(|value| value.len() > VALUE_LEN).for_each(cut);
-        all
-    });
-    metadata.annotations = kept.filter(|kept: &BTreeMap<_, _>| !kept.is_empty());
-}
-
-/// Cuts a value to one byte more than the longest name: a valid name could be that of another object.
-fn cut(value: &mut String) {
-    value.truncate(value.ceil_char_boundary(VALUE_LEN + 1));
-    value.shrink_to_fit();
+    let of_driver = |key: &str| key.strip_prefix(DRIVER_NAME).is_some_and(|name| name.starts_with('/'));
+    apiclient::trim_metadata(metadata, |key| annotations.contains(&key) || of_driver(key));
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use cluster::claim::{RESTORE_FROM, is_object_name};
     use serde_json::{Value, json};
 
@@ -195,21 +169,10 @@ mod tests {
             assert_eq!((value.len(), value.capacity() < 1024), (length, true), "{character}");
             assert!(!is_object_name(value) && kept["local.granary.dev/node"] == "granary");
         }
-        let longest = "a".repeat(VALUE_LEN);
+        let longest = "a".repeat(253);
         let mut claim = PersistentVolumeClaim::default();
         claim.metadata.annotations = Some(BTreeMap::from([(RESTORE_FROM.to_owned(), longest.clone())]));
         trim_claim(&mut claim);
         assert_eq!(claim.metadata.annotations.expect("the annotation")[RESTORE_FROM], longest);
-    }
-
-    #[test]
-    fn an_object_that_is_not_kept_is_deleted_or_dropped() {
-        let kept = |event: Event<u8>| only(event, |object| *object == 1).map(|event| format!("{event:?}"));
-        assert_eq!(kept(Event::Apply(1)).as_deref(), Some("Apply(1)"));
-        assert_eq!(kept(Event::Apply(2)).as_deref(), Some("Delete(2)"));
-        assert_eq!(kept(Event::InitApply(1)).as_deref(), Some("InitApply(1)"));
-        assert_eq!(kept(Event::InitApply(2)), None);
-        assert_eq!(kept(Event::InitDone).as_deref(), Some("InitDone"));
-        assert_eq!(kept(Event::Delete(2)).as_deref(), Some("Delete(2)"));
     }
 }

@@ -68,7 +68,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         let events = watcher(api, watcher::Config::default())
             .modify(arrival::trim_claim)
             .inspect_ok(move |event| observer.ended.observe(event, &observer.node))
-            .try_filter_map(move |event| future::ready(Ok(arrival::only(event, |claim| keeper.is_relevant(claim)))));
+            .try_filter_map(move |event| future::ready(Ok(apiclient::only(event, |claim| keeper.is_relevant(claim)))));
         let (reconcile, failed) = (claim::apply::reconcile_claim, claim::apply::failed);
         let context = Arc::clone(&context);
         async move {
@@ -91,7 +91,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
             .modify(arrival::trim_pv)
             .try_filter_map(move |event| {
                 let is_ours = |pv: &_| object::volume_of(pv, &keeper.node).is_some() || object::is_incomplete(pv);
-                future::ready(Ok(arrival::only(event, is_ours)))
+                future::ready(Ok(apiclient::only(event, is_ours)))
             });
         control(cx, watched, events, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)
     });

@@ -1,13 +1,17 @@
 //! Runs a controller as a service.
 
+use std::fmt::Debug;
 use std::future::{self, Future};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
 use apiclient::run_passes;
-use futures::StreamExt as _;
-use kube::runtime::controller::{Action, Config, Controller, Error};
+use futures::{Stream, StreamExt as _};
+use kube::runtime::controller::{Action, Config, Controller, Error, ReconcileRequest, applier};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::utils::StreamBackoff;
+use kube::runtime::watcher::{self, DefaultBackoff};
 use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use supervisor::Context;
@@ -33,23 +37,68 @@ pub(crate) async fn control<K, C, E, Pass>(
     context: Arc<C>,
 ) -> Result<(), WatchEnded>
 where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-    K::DynamicType: std::fmt::Debug + Eq + Hash + Clone + Unpin,
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Debug + Eq + Hash + Clone + Unpin,
     E: std::error::Error + Send + 'static,
     Pass: Future<Output = Result<Action, E>> + Send + 'static,
 {
     let controller = controller.with_config(Config::default().concurrency(PARALLEL));
     let objects = controller.store();
-    let failed = move |object: Arc<K>, error: &E, _| {
+    let pass = |object, context| cx.round(pass(object, context), Result::is_ok);
+    let controller = controller.graceful_shutdown_on(cx.token().cancelled_owned());
+    let passes = controller.run(pass, failed::<K, C, E>(what), context);
+    complete(&cx, what, &objects, passes).await
+}
+
+/// As [`control`], for a controller that does not keep all objects. An object gets a pass when `queue` has it.
+pub(crate) async fn control_kept<K, C, E, Pass>(
+    cx: Context,
+    what: &'static str,
+    objects: Store<K>,
+    queue: impl Stream<Item = watcher::Result<ReconcileRequest<K>>> + Send,
+    pass: fn(Arc<K>, Arc<C>) -> Pass,
+    context: Arc<C>,
+) -> Result<(), WatchEnded>
+where
+    K: Resource + Clone + Send + Sync + 'static,
+    K::DynamicType: Debug + Eq + Hash + Clone + Unpin,
+    E: std::error::Error + Send + 'static,
+    Pass: Future<Output = Result<Action, E>> + Send + 'static,
+{
+    let config = Config::default().concurrency(PARALLEL);
+    let pass = |object, context| Box::pin(cx.round(pass(object, context), Result::is_ok));
+    let queue = StreamBackoff::new(queue, DefaultBackoff::default()).take_until(cx.token().cancelled_owned());
+    let passes = applier(pass, failed::<K, C, E>(what), context, objects.clone(), queue, config);
+    complete(&cx, what, &objects, passes).await
+}
+
+fn failed<K, C, E>(what: &'static str) -> impl Fn(Arc<K>, &E, Arc<C>) -> Action
+where
+    K: Resource,
+    E: std::error::Error + 'static,
+{
+    move |object: Arc<K>, error: &E, _: Arc<C>| {
         let error: &dyn std::error::Error = error;
         warn!(what, object = object.name_any(), error, "pass failed, will retry");
         Action::requeue(RETRY)
-    };
-    let pass = |object, context| cx.round(pass(object, context), Result::is_ok);
-    let controller = controller.graceful_shutdown_on(cx.token().cancelled_owned());
-    let passes = controller.run(pass, failed, context).for_each(|pass| {
+    }
+}
+
+async fn complete<K, E>(
+    cx: &Context,
+    what: &'static str,
+    objects: &Store<K>,
+    passes: impl Stream<Item = Result<(ObjectRef<K>, Action), Error<E, watcher::Error>>>,
+) -> Result<(), WatchEnded>
+where
+    K: Resource + Clone + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+    E: std::error::Error + 'static,
+{
+    let passes = passes.for_each(|pass| {
         match pass {
-            // `failed` has logged the first error. The other one is a requeue of an object that was deleted meanwhile.
+            // `failed` has logged the first error. The other one is a requeue of an object that was deleted meanwhile,
+            // or is not kept any more.
             Ok(_) | Err(Error::ReconcilerFailed(..) | Error::ObjectNotFound(_)) => {}
             Err(error) => {
                 cx.report(false);
@@ -64,6 +113,6 @@ where
         // Report success of the first list. The stream has no item for later lists.
         cx.report(true);
     };
-    run_passes(passes, &objects, cx.cancelled(), listed).await;
+    run_passes(passes, objects, cx.cancelled(), listed).await;
     if cx.is_cancelled() { Ok(()) } else { Err(WatchEnded(what)) }
 }

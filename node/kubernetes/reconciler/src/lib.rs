@@ -27,6 +27,7 @@ mod control;
 mod csr;
 mod dns;
 mod identity;
+mod kept_claim;
 mod kubelet_certificate;
 mod object;
 mod objects;

@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
 use units::Bytes;
 
-const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+pub(crate) const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// Objects of the cluster that a selection reads.
 #[derive(Clone, Debug, Default)]

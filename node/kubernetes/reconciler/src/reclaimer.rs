@@ -14,23 +14,24 @@ use std::time::Duration;
 
 use cluster::claim::{SELECTED_NODE, VOLUME_NODE, is_object_name};
 use cluster::{DRIVER_NAME, snapshot};
-use futures::TryFutureExt as _;
+use futures::{TryFutureExt as _, TryStreamExt as _, future, stream};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
-use kube::runtime::controller::{Action, Controller};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::controller::{Action, trigger_self, trigger_with};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{self, Event as WatchEvent, watcher};
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use supervisor::Context;
 use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
-use crate::bound::PROVISIONER;
 use crate::clone::Source;
-use crate::control::{WatchEnded, control};
+use crate::control::{WatchEnded, control_kept};
+use crate::kept_claim::{self, is_waiting, waits_for};
 use crate::placement::{self, NoNode, Published};
 use crate::selections::{PodCheck, Selections, size_of};
 use crate::unschedulable::{self, Found};
@@ -101,28 +102,28 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
         checking: tokio::sync::Mutex::default(),
         events: Recorder::new(client.clone(), reporter),
     });
-    let controller = Controller::new(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default());
-    let (changed, claims) = (Arc::clone(&reclaimer), controller.store());
-    let controller = controller.watches(nodes, watcher::Config::default(), move |node| {
+    let (claims, writer) = reflector::store();
+    let reports = cx.clone();
+    let changes = watcher(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default())
+        .modify(kept_claim::trim)
+        .inspect_ok(move |event| {
+            // Most changes start no pass. An incomplete list does not show that the watch works.
+            if matches!(event, WatchEvent::InitDone | WatchEvent::Apply(_) | WatchEvent::Delete(_)) {
+                reports.report(true);
+            }
+        })
+        .try_filter_map(|event| future::ready(Ok(apiclient::only(event, kept_claim::is_kept))))
+        .reflect(writer)
+        .applied_objects();
+    let (changed, waiting) = (Arc::clone(&reclaimer), claims.clone());
+    let of_nodes = watcher(nodes, watcher::Config::default()).touched_objects();
+    let of_nodes = trigger_with(of_nodes, move |node: Node| {
         let name = node.name_any();
         changed.existing.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
-        waiting_for(&claims, &name)
+        waiting_for(&waiting, &name)
     });
-    control(cx, "claims", controller, reconcile, reclaimer).await
-}
-
-/// Whether Granary's driver has to create a volume for the claim. kube-controller-manager sets the annotation: at once
-/// if the class binds immediately, otherwise when the scheduler has selected a node.
-fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
-    let annotations = claim.annotations();
-    let is_of_driver = PROVISIONER.iter().any(|key| annotations.get(*key).is_some_and(|name| name == DRIVER_NAME));
-    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
-    is_of_driver && volume.is_empty() && claim.metadata.deletion_timestamp.is_none()
-}
-
-/// The selected node of a claim of Granary's driver without a volume.
-fn waits_for(claim: &PersistentVolumeClaim) -> Option<&str> {
-    claim.annotations().get(SELECTED_NODE).map(String::as_str).filter(|_| is_waiting(claim))
+    let queue = stream::select(trigger_self::<PersistentVolumeClaim, _>(changes, ()), of_nodes);
+    control_kept(cx, "claims", claims, queue, reconcile, reclaimer).await
 }
 
 fn waiting_for(claims: &Store<PersistentVolumeClaim>, node: &str) -> Vec<ObjectRef<PersistentVolumeClaim>> {
@@ -477,27 +478,6 @@ impl Reclaimer {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn claim(annotations: Value, spec: Value, metadata: Value) -> PersistentVolumeClaim {
-        let mut claim = json!({"metadata": {"name": "c", "annotations": annotations}, "spec": spec});
-        claim["metadata"].as_object_mut().unwrap().extend(metadata.as_object().cloned().unwrap());
-        serde_json::from_value(claim).unwrap()
-    }
-
-    #[test]
-    fn only_unbound_claims_of_the_driver_are_returned() {
-        for key in PROVISIONER {
-            let selected = json!({SELECTED_NODE: "one", key: DRIVER_NAME});
-            assert_eq!(waits_for(&claim(selected.clone(), json!({}), json!({}))), Some("one"));
-            assert_eq!(waits_for(&claim(selected.clone(), json!({"volumeName": "pvc-1"}), json!({}))), None);
-            let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-            assert_eq!(waits_for(&claim(selected, json!({}), deleted)), None);
-            let others = json!({SELECTED_NODE: "one", key: "example.invalid"});
-            assert_eq!(waits_for(&claim(others, json!({}), json!({}))), None);
-            assert_eq!(waits_for(&claim(json!({key: DRIVER_NAME}), json!({}), json!({}))), None);
-        }
-        assert_eq!(waits_for(&claim(json!({SELECTED_NODE: "one"}), json!({}), json!({}))), None);
-    }
 
     #[test]
     fn a_class_of_before_the_pass_decides_nothing_finally() {

@@ -13,7 +13,6 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use supervisor::Context;
 
-use crate::arrival;
 use crate::context::{Provisioner, RunError};
 use crate::controller::{Watched, control};
 use crate::group::apply::reconcile_group;
@@ -39,7 +38,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
         // The CRDs were removed: the service starts again and waits for them.
         .take_while(|item| future::ready(!item.as_ref().is_err_and(ends)))
         .modify(|content: &mut GroupContent| content.metadata.managed_fields = None)
-        .try_filter_map(move |event| future::ready(Ok(arrival::only(event, &is_kept))));
+        .try_filter_map(move |event| future::ready(Ok(apiclient::only(event, &is_kept))));
     control(cx, watched, events, provisioner, reconcile_group, failed).await
 }
 

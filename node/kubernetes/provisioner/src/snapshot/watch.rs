@@ -15,7 +15,6 @@ use supervisor::Context;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::arrival;
 use crate::backoff::{jittered, random};
 use crate::context::{Provisioner, RunError};
 use crate::controller::{Watched, control};
@@ -92,7 +91,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
         // The CRDs were removed: the service starts again and waits for them.
         .take_while(|item| future::ready(!item.as_ref().is_err_and(ends)))
         .modify(|content: &mut Content| content.metadata.managed_fields = None)
-        .try_filter_map(move |event| future::ready(Ok(arrival::only(event, &is_kept))));
+        .try_filter_map(move |event| future::ready(Ok(apiclient::only(event, &is_kept))));
     control(cx, watched, events, provisioner, reconcile_content, failed).await
 }
 
