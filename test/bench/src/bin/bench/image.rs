@@ -47,32 +47,39 @@ pub(crate) fn weigh(files: &[PartFile]) -> Result<Vec<Part>, ImageError> {
     files.iter().map(part).collect()
 }
 
-/// Boots the image once and creates the volumes. Also returns the accelerator that executed the guest.
-pub(crate) async fn boot(image: Image, volumes: u32) -> Result<(String, BootSample), ImageError> {
+/// Boots the image once and creates the volumes. Also returns the accelerator that executed the guest. `show` gets each
+/// step, since the steps take minutes.
+pub(crate) async fn boot(image: Image, volumes: u32, show: impl Fn(&str)) -> Result<(String, BootSample), ImageError> {
     let directory = tempfile::tempdir()?;
     let mut options = Options::new(image, directory.path());
     options.data = Data::Temporary;
     let (mut sample, mut accelerator, mut start) = (BootSample::default(), String::new(), Instant::now());
     let node = Node::boot(&options, |event| match event {
         Event::Started { accelerator: kind, .. } => (accelerator, start) = (kind.to_string(), Instant::now()),
-        Event::Stage { name, state: StageState::Ready, .. } => sample.stages.push(stage(name, start)),
+        Event::Stage { name, state: StageState::Ready, .. } => {
+            show(&format!("{name} is ready"));
+            sample.stages.push(stage(name, start));
+        }
         _ => {}
     })
     .await?;
     sample.stages.push(stage("the Node is Ready", start));
+    show("waiting for the controllers");
     let client = node.client();
     // Wait for the first object of kube-controller-manager, because the Node may be Ready before this object exists.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     await_condition(accounts, "default", conditions::is_created()).await?;
     sample.stages.push(stage("the Node is Ready, and the controllers run", start));
     sample.memory.insert(0, memory(&client).await?);
+    show("starting a pod with a volume");
     first_pod(&client).await?;
     sample.stages.push(stage("a pod runs with a volume", start));
     sample.memory.insert(1, memory(&client).await?);
     if let Some(more) = volumes.checked_sub(1).filter(|more| *more > 0) {
-        claims(&client, more).await?;
+        claims(&client, more, &show).await?;
         sample.memory.insert(volumes, memory(&client).await?);
     }
+    show("shutting down");
     node.shut_down(SHUTDOWN_LIMIT).await?;
     Ok((accelerator, sample))
 }
@@ -110,8 +117,9 @@ async fn first_pod(client: &Client) -> Result<(), ImageError> {
 }
 
 /// Creates more volumes, as if pods on this node waited for them.
-async fn claims(client: &Client, volumes: u32) -> Result<(), ImageError> {
+async fn claims(client: &Client, volumes: u32, show: &impl Fn(&str)) -> Result<(), ImageError> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
+    show(&format!("creating {volumes} claims"));
     stream::iter(0..volumes)
         .map(|number| {
             let claims = claims.clone();
@@ -127,6 +135,7 @@ async fn claims(client: &Client, volumes: u32) -> Result<(), ImageError> {
         let list = claims.list(&ListParams::default()).await?;
         let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref().and_then(|status| status.phase.clone());
         let bound = list.items.iter().filter(|claim| phase(claim).as_deref() == Some("Bound")).count();
+        show(&format!("{bound} of {volumes} claims are bound"));
         Ok::<_, kube::Error>(if bound == list.items.len() { Seen::Done(()) } else { Seen::NotYet(format!("{bound}")) })
     })
     .await?;

@@ -105,7 +105,9 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             let (mut kind, mut samples) = (String::new(), Vec::new());
             for boot in 1..=boots.get() {
                 eprintln!("boot {boot} of {boots}");
-                let (accelerator, sample) = tasks.block_on(image::boot(arguments.image.clone(), volumes))?;
+                let progress = Progress::default();
+                let run = image::boot(arguments.image.clone(), volumes, |step| progress.show(step));
+                let (accelerator, sample) = tasks.block_on(run)?;
                 kind = accelerator;
                 samples.push(sample);
             }
