@@ -64,9 +64,10 @@ pub struct MemoryFigure {
     pub at_most: Option<f64>,
 }
 
-const MIB: f64 = 1_048_576.0;
+/// The goal is in decimal units.
+const MB: f64 = 1_000_000.0;
 
-const MEMORY_LIMIT: f64 = 25.0 * MIB;
+const MEMORY_LIMIT: f64 = 25.0 * MB;
 
 /// Largest number of volumes for which the limit applies.
 const LIMITED_VOLUMES: u32 = 1000;
@@ -103,8 +104,8 @@ impl BootSample {
 impl MemoryFigure {
     fn violation(&self) -> Option<String> {
         let limit = self.at_most.filter(|limit| self.bytes.median > *limit)?;
-        let found = self.bytes.median / MIB;
-        Some(format!("with {} volumes: {found:.1} MiB of memory, the limit is {}", self.volumes, number(limit / MIB)))
+        let found = self.bytes.median / MB;
+        Some(format!("with {} volumes: {found:.1} MB of memory, the limit is {}", self.volumes, number(limit / MB)))
     }
 }
 
@@ -123,10 +124,10 @@ impl fmt::Display for ImageReport {
             self.stages.iter().map(|stage| [vec![stage.name.clone()], figures(stage).into()].concat()).collect();
         writeln!(f, "\n{}", Table::new(["ready", "seconds", "CPU seconds"].map(str::to_owned).into(), stages))?;
         let memory = self.memory.iter().map(|at| {
-            let limit = at.at_most.map_or_else(|| "–".to_owned(), |limit| format!("≤ {}", number(limit / MIB)));
-            vec![format!("with {} volumes", at.volumes), shown(at.bytes, MIB), limit]
+            let limit = at.at_most.map_or_else(|| "–".to_owned(), |limit| format!("≤ {}", number(limit / MB)));
+            vec![format!("with {} volumes", at.volumes), shown(at.bytes, MB), limit]
         });
-        let heads = ["memory of the node's program", "MiB", "limit"].map(str::to_owned);
+        let heads = ["memory of the node's program", "MB", "limit"].map(str::to_owned);
         writeln!(f, "\n{}", Table::new(heads.into(), memory.collect()))?;
         verdict(f, "limits", self.violations.len())
     }
@@ -160,7 +161,7 @@ mod tests {
         let report = ImageReport::new(
             "emulation".into(),
             vec![Part { name: "kernel".into(), bytes: 4096 }],
-            &[boot(30_000, 10 << 20), boot(40_000, 10 << 20), boot(32_000, 10 << 20)],
+            &[boot(30_000, 10_000_000), boot(40_000, 10_000_000), boot(32_000, 10_000_000)],
         );
         assert_eq!(report.stages[0].name, "etcd");
         assert!((report.stages[1].seconds.median - 32.0).abs() < f64::EPSILON);
@@ -174,11 +175,11 @@ mod tests {
     #[test]
     fn the_memory_with_a_thousand_volumes_has_a_limit() {
         let report = |pss| ImageReport::new(String::new(), vec![], &[boot(1, pss)]);
-        let within = report(25 << 19);
+        let within = report(12_500_000);
         assert!(within.violations.is_empty(), "{within}");
         assert!(within.to_string().contains(VERDICT), "{within}");
-        let above = report(13 << 20);
-        assert_eq!(above.violations, ["with 1000 volumes: 26.0 MiB of memory, the limit is 25"]);
+        let above = report(13_000_000);
+        assert_eq!(above.violations, ["with 1000 volumes: 26.0 MB of memory, the limit is 25"]);
         assert!(!above.to_string().contains(VERDICT), "{above}");
     }
 

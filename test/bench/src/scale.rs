@@ -53,7 +53,8 @@ pub struct ScaleFigure {
     pub deletion: BTreeMap<String, f64>,
 }
 
-const MIB: f64 = 1_048_576.0;
+/// The goals are in decimal units.
+const MB: u64 = 1_000_000;
 
 const OF_CLAIM: f64 = 2.0;
 const OF_DELETION: f64 = 3.0;
@@ -80,7 +81,7 @@ impl ScaleFigure {
             own: *own,
             foreign: *foreign,
             pss: *pss,
-            memory_limit: if *foreign == 0 { 25 << 20 } else { 60 << 20 },
+            memory_limit: if *foreign == 0 { 25 * MB } else { 60 * MB },
             requests_of_claim: each(requests::counted(claims)),
             requests_of_deletion: Spread::of(of_pvs.iter().copied(), 1).unwrap_or(Spread::ZERO),
             requests_while_deleted: each(requests::counted(deletions)),
@@ -95,7 +96,7 @@ impl ScaleFigure {
 
     fn violations(&self, all: &[Self]) -> Vec<String> {
         let memory = (self.pss > self.memory_limit)
-            .then(|| format!("{} MiB of memory, the limit is {}", mib(self.pss), mib(self.memory_limit)));
+            .then(|| format!("{} MB of memory, the limit is {}", megabytes(self.pss), megabytes(self.memory_limit)));
         let least = |of: fn(&Self) -> f64| all.iter().map(of).fold(f64::INFINITY, f64::min);
         let requests = |of: fn(&Self) -> f64, what: &str, limit: f64| {
             let (count, least) = (of(self), least(of));
@@ -119,29 +120,21 @@ fn each(count: u64, batch: u32) -> f64 {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
-fn mib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / MIB)
+fn megabytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / MB as f64)
 }
 
 impl fmt::Display for ScaleReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Memory (PSS) of the provisioner's process, and its requests to the API server\n")?;
-        let heads = [
-            "",
-            "memory in MiB",
-            "limit",
-            "requests of a claim",
-            "limit",
-            "of a deletion",
-            "limit",
-            "mean with events",
-        ]
-        .map(String::from);
+        let heads =
+            ["", "memory in MB", "limit", "requests of a claim", "limit", "of a deletion", "limit", "mean with events"]
+                .map(String::from);
         let rows = self.figures.iter().map(|figure| {
             vec![
                 figure.state(),
-                mib(figure.pss),
-                format!("≤ {}", mib(figure.memory_limit)),
+                megabytes(figure.pss),
+                format!("≤ {}", megabytes(figure.memory_limit)),
                 number(figure.requests_of_claim),
                 format!("≤ {OF_CLAIM}"),
                 spread(&figure.requests_of_deletion),
@@ -163,7 +156,7 @@ impl fmt::Display for ScaleReport {
 mod tests {
     use super::*;
 
-    fn sample(own: u32, foreign: u32, mib: u64, lists: u64) -> ScaleSample {
+    fn sample(own: u32, foreign: u32, megabytes: u64, lists: u64) -> ScaleSample {
         let requests = |events| {
             BTreeMap::from([
                 ("create events".to_owned(), events),
@@ -172,7 +165,7 @@ mod tests {
             ])
         };
         let of_pvs = [vec![2; 60], vec![9; 40]].concat();
-        let (pss, batch, claims, deletions) = (mib << 20, 100, requests(200), requests(300));
+        let (pss, batch, claims, deletions) = (megabytes * MB, 100, requests(200), requests(300));
         ScaleSample { own, foreign, pss, batch, claims, deletions, of_pvs }
     }
 
@@ -189,7 +182,7 @@ mod tests {
         assert_eq!(
             report.violations,
             [
-                "with 1000 own PVs, 0 foreign claims: 26.0 MiB of memory, the limit is 25.0",
+                "with 1000 own PVs, 0 foreign claims: 26.0 MB of memory, the limit is 25.0",
                 "with 1000 own PVs, 0 foreign claims: 2.1 requests of a claim, the limit is 2",
             ]
         );

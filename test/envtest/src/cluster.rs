@@ -105,6 +105,10 @@ impl Cluster {
         self.admin.clone()
     }
 
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.credentials.kubeconfig(Identity::Admin)
+    }
+
     pub async fn client(&self, identity: Identity) -> Result<Client, StartError> {
         match identity {
             // A client certificate of this identity would need an approval, and not every suite has an approver.
@@ -126,7 +130,7 @@ impl Cluster {
     }
 
     pub async fn impersonate(&self, user: &str, groups: &[&str]) -> Result<Client, StartError> {
-        let kubeconfig = Kubeconfig::read_from(self.credentials.kubeconfig(Identity::Admin))?;
+        let kubeconfig = Kubeconfig::read_from(self.admin_kubeconfig())?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.auth_info.impersonate = Some(user.to_owned());
         config.auth_info.impersonate_groups = Some(groups.iter().map(|group| (*group).to_owned()).collect());

@@ -43,6 +43,7 @@ pub(crate) async fn measure(cluster: &Cluster) -> Result<(), Failure> {
     Api::<Node>::all(client.clone()).create(&PostParams::default(), &node).await?;
     let mut command = Command::new(env::current_exe()?);
     command.args(["serve", "--node", NODE, "--kubeconfig"]).arg(cluster.storage_kubeconfig(NODE)?);
+    command.arg("--reclaimer").arg(cluster.admin_kubeconfig());
     let mut scale = Scale { client, server: Server::start(command)?, progress: Progress::default() };
     print(&scale.state(0, 0).await?)?;
     scale.grow(OWN).await?;

@@ -36,12 +36,19 @@ pub(crate) struct Settings {
     directories: Option<PathBuf>,
     #[arg(long)]
     create: Option<PathBuf>,
+    /// Kubeconfig of an administrator. With it, the reclaimer of a control plane also runs; its requests are not
+    /// printed.
+    #[arg(long)]
+    reclaimer: Option<PathBuf>,
 }
 
 pub(crate) async fn run(settings: Settings) -> Result<(), Failure> {
-    let Settings { kubeconfig, node, parallel, directories, create } = settings;
-    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let Settings { kubeconfig, node, parallel, directories, create, reclaimer } = settings;
+    let client = connect(&kubeconfig).await?;
+    let admin = match reclaimer {
+        Some(kubeconfig) => Some(connect(&kubeconfig).await?),
+        None => None,
+    };
     let mut disk = FakeVolumes::with_size(Bytes::TIB);
     if let (Some(directories), Some(program)) = (directories, create) {
         disk = disk.creating(move |id, size| {
@@ -51,12 +58,21 @@ pub(crate) async fn run(settings: Settings) -> Result<(), Failure> {
             }
         });
     }
-    let mut settings = provisioner::Settings::new(printing(apiclient::client(config)?), node, Arc::new(disk));
+    let mut settings = provisioner::Settings::new(printing(client), node, Arc::new(disk));
     settings.parallel = parallel;
     let _tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {
+        if let Some(admin) = admin.clone() {
+            cx.start("reclaimer", move |cx| reconciler::reclaim(cx, admin.clone()));
+        }
         provisioner::run(cx, settings.clone())
     });
     future::pending().await
+}
+
+async fn connect(kubeconfig: &Path) -> Result<Client, Failure> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(apiclient::client(config)?)
 }
 
 fn directory(program: &Path, directories: &Path, id: &VolumeId, size: Bytes) -> io::Result<()> {
