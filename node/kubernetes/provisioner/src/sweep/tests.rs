@@ -117,6 +117,18 @@ async fn a_volume_that_another_pass_has_is_looked_at_again_soon() {
     tree.stop(INTERVAL).await.expect("it ends");
 }
 
+/// Nodes that started together list all PVs at different times.
+#[tokio::test(start_paused = true)]
+async fn pauses_between_comparisons_have_a_random_part() {
+    let lists = Arc::<AtomicU32>::default();
+    let (provisioner, _) = fixture::with_client(api_server(&[], Arc::clone(&lists)));
+    let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&provisioner)));
+    // Without a random part, the ninth comparison begins a second later.
+    sleep(INTERVAL * 8 - Duration::from_secs(1)).await;
+    assert!(lists.load(Ordering::Relaxed) > 8);
+    tree.stop(INTERVAL).await.expect("it ends");
+}
+
 /// Regression: the volume kept its reservation until the next comparison, also if its undo failed or needed
 /// another pass.
 #[tokio::test(start_paused = true)]
