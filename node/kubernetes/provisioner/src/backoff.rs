@@ -24,6 +24,16 @@ pub(crate) fn delay(attempt: u32, random: u64) -> Duration {
     delay_for(attempt, random, MOST)
 }
 
+/// As [`delay`], after this failure.
+pub(crate) fn delay_after(attempt: u32, error: &Error) -> Duration {
+    delay_for(attempt, random(), longest(error))
+}
+
+/// Longest pause after a failure.
+fn longest(error: &Error) -> Duration {
+    if error.is_outage() { OUTAGE } else { MOST }
+}
+
 fn delay_for(attempt: u32, random: u64, most: Duration) -> Duration {
     jittered(whole(attempt).min(most), random).max(FIRST)
 }
@@ -86,7 +96,7 @@ impl Attempts {
 
     /// Counts the failure of a pass. The pauses are short if the API server failed.
     pub(crate) fn pass_failed(&self, uid: &str, error: &Error) -> Retry {
-        self.failed_for(uid, if error.is_outage() { OUTAGE } else { MOST })
+        self.failed_for(uid, longest(error))
     }
 
     pub(crate) fn failed(&self, uid: &str) -> Retry {

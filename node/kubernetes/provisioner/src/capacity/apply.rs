@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use crate::arrival;
-use crate::backoff::{delay, random};
+use crate::backoff::delay_after;
 use crate::capacity::plan::{self, NAMESPACE, Owner, Step};
 use crate::context::{Provisioner, RunError};
 use crate::error::{ApiError, Error, api, unless_gone};
@@ -113,7 +113,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                         failures += 1;
                         provisioner.metrics.published(Publication::Failed);
                         warn!(error = causes::of(&error), attempt = failures, "capacity not published, will retry");
-                        delay(failures, random())
+                        delay_after(failures, &error)
                     }
                 };
                 soonest = Instant::now() + PAUSE;

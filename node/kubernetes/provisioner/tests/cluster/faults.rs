@@ -1,18 +1,20 @@
 //! The API server fails while a claim is created, another one grows, and a third one is deleted. After the fault, all
-//! three requests are completed within a minute, without a restart of the provisioner.
+//! three requests are completed within a minute, without a restart of the provisioner, and the free space is published.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use apiclient::Deadlines;
-use envtest::{Cluster, Failure, Fault, FaultyServer, reached};
+use envtest::{Cluster, Failure, Fault, FaultyServer, reached, remove};
 use http::StatusCode;
-use kube::ResourceExt as _;
-use kube::api::DeleteParams;
+use k8s_openapi::api::core::v1;
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use supervisor::{Backoff, Settings};
 use tokio::time::timeout;
 
+use crate::capacity;
 use crate::node::{Node, until};
 
 /// Deadlines that are much shorter than those of a node, so that the test does not wait for them. A missed deadline
@@ -59,6 +61,7 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
     let server = FaultyServer::start(node.storage.clone()).await?;
     node.storage = apiclient::client_with(server.config(), DEADLINES)?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
+    capacity::register(&node).await?;
     let backoff = Backoff { most: RETRY, ..Backoff::default() };
     node.run_with(Settings { backoff, round_deadline: ROUND, ..Settings::default() }).await?;
     node.claim_here("grown", json!({})).await?;
@@ -89,8 +92,16 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
         let size = status.capacity.and_then(|mut capacity| capacity.remove("storage")).unwrap_or_default().0;
         Ok((size != "2Gi").then_some(size))
     });
+    // Volumes of 1 GiB and 2 GiB, each with a quarter more for its files.
+    let free = until("the free space of 96.25 GiB", async || {
+        let objects = capacity::objects(&node).list(&ListParams::default()).await?.items;
+        let host = format!(".{}.local.granary.dev", node.name);
+        let of_class = objects.iter().find(|o| o.storage_class_name == node.class && o.name_any().ends_with(&host));
+        let free = of_class.and_then(|object| Some(object.capacity.as_ref()?.0.clone())).unwrap_or_default();
+        Ok((free != "98560Mi").then_some(free))
+    });
     let all = async {
-        tokio::try_join!(node.bound("new"), size, node.gone(&deleted))?;
+        tokio::try_join!(node.bound("new"), size, node.gone(&deleted), free)?;
         Ok::<_, Failure>(())
     };
     let in_time = timeout(RECOVERY, all).await;
@@ -101,5 +112,6 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
         Ok((!stalled.is_empty()).then(|| stalled.join(" ")))
     })
     .await?;
+    remove(&Api::<v1::Node>::all(node.admin.clone()), &node.name).await?;
     node.end().await
 }
