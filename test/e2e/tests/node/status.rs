@@ -124,3 +124,18 @@ pub async fn log(case: &Case) -> Result<(), Failure> {
     })
     .await
 }
+
+/// The control plane assigns its range of pod addresses and signs its storage identity: the start of the node does not
+/// wait for kube-controller-manager.
+pub async fn own_range_and_identity(case: &Case) -> Result<(), Failure> {
+    let list = case.get(LOG).await?;
+    let mut is_assigned = false;
+    for name in list.split('"').filter(|name| name.ends_with(".jsonl")) {
+        let text = case.get(&format!("{LOG}{name}")).await?;
+        is_assigned |= text.contains("range of pod addresses assigned to this node");
+    }
+    assert!(is_assigned, "{list}");
+    let requests = case.get("/apis/certificates.k8s.io/v1/certificatesigningrequests").await?;
+    assert!(!requests.contains("\"granary-storage-"), "{requests}");
+    Ok(())
+}

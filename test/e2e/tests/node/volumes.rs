@@ -31,6 +31,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("what_is_to_be_kept_free_is_not_offered", status::kept_free(case)),
         part.shows("the_node_has_every_metric_that_is_described", status::every_metric(case)),
         part.shows("an_administrator_reads_the_log", status::log(case)),
+        part.shows("the_control_plane_has_its_own_range_and_identity", status::own_range_and_identity(case)),
         part.shows("the_default_filter_of_system_calls_is_on", confinement::filter(case, &first)),
         part.shows("the_kernel_has_its_settings_and_is_locked_down", kernel::is_protected(case)),
         part.shows("the_kernel_has_the_modules_of_the_configuration", kernel::has_its_modules(case)),
