@@ -145,16 +145,12 @@ impl<'n> Case<'n> {
 
     pub fn assert_published(&self, volume: &Volume, target: &Path, read_only: bool) {
         assert_eq!(mounts_at(target), 1, "{volume:?} at {}", target.display());
+        let place = mount::at(File::open(target).expect("open the target")).expect("look");
+        let (no_exec, no_dev) = (volume.kind == Kind::Block, volume.kind == Kind::Filesystem);
+        let attributes = Attributes { read_only, no_exec, no_dev, ..Attributes::INERT };
+        assert_eq!(place.mounted, Some(attributes), "{volume:?} at {}", target.display());
         match volume.kind {
-            Kind::Filesystem => {
-                let place = mount::at(File::open(target).expect("open the target")).expect("look");
-                assert_eq!(place.identity, volume.identity(), "{volume:?} at {}", target.display());
-                assert_eq!(
-                    place.mounted,
-                    Some(Attributes { read_only, no_exec: false, ..Attributes::INERT }),
-                    "{volume:?}"
-                );
-            }
+            Kind::Filesystem => assert_eq!(place.identity, volume.identity(), "{volume:?} at {}", target.display()),
             Kind::Block => {
                 let found = fs::metadata(target).expect("the target");
                 assert!(found.file_type().is_block_device(), "{volume:?} at {}: {found:?}", target.display());

@@ -160,34 +160,6 @@ async fn a_volume_has_one_device_and_no_node_on_the_disk() {
 }
 
 #[tokio::test]
-async fn read_only_is_the_device_itself_beside_a_writable_one() {
-    let (mut node, _) = Node::with_block("pvc-1").await;
-    node.publish_block("pvc-1", "rw").await.expect("publish");
-    write(&node.target("rw"), b"hello");
-    for _ in 0..2 {
-        node.publish_read_only("pvc-1", "ro").await.expect("publish");
-    }
-    let target = node.target("ro");
-    assert_eq!(mounted(&target), Some(Attributes { read_only: true, ..NODE }));
-    assert_eq!(read(&target), b"hello");
-    // A pod's runtime creates another node, on a writable mount: the device itself must reject writes.
-    let device = Device::open(&target).expect("a device").path();
-    for node in [&target, &device] {
-        let mut file = OpenOptions::new().write(true).open(node).expect("that alone does nothing");
-        file.write_all(b"x").expect_err("it is read-only");
-    }
-    let mut modes: Vec<_> = node.devices().iter().map(|device| device.status.config.read_only).collect();
-    modes.sort_unstable();
-    assert_eq!(modes, [false, true]);
-
-    assert_eq!(node.publish_block("pvc-1", "ro").await, Err(Code::AlreadyExists));
-    assert_eq!(node.publish_read_only("pvc-1", "rw").await, Err(Code::AlreadyExists));
-    node.unpublish("pvc-1", "rw").await.expect("unpublish");
-    assert_eq!(read(&target), b"hello");
-    node.finish("pvc-1", "ro").await;
-}
-
-#[tokio::test]
 async fn the_kubelets_own_mount_is_not_a_target() {
     let (mut node, _) = Node::with_block("pvc-1").await;
     fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use conformity::{Case, Kind, hold_each_in_turn, hold_in_turn, with_mode};
+use conformity::{hold_each_in_turn, with_mode};
 use futures::future::{join, join_all};
 use proto::csi::volume_capability::access_mode::Mode;
 use tokio::task::yield_now;
@@ -175,30 +175,5 @@ async fn is_given_up(patience: Duration, call: impl Future<Output = Result<(), C
             Poll::Pending if start.elapsed() >= patience => return true,
             Poll::Pending => yield_now().await,
         }
-    }
-}
-
-/// Calls for a volume do not wait for calls for other volumes, nor for rejected calls.
-#[test]
-fn different_volumes_are_served_together() {
-    hold_in_turn(async |case| {
-        let volumes = [case.volume(Kind::Filesystem), case.volume(Kind::Block)];
-        let rounds = volumes.iter().map(async |volume| {
-            let target = case.target(volume, "pod");
-            for _ in 0..3 {
-                case.publish(case.publishing(volume, &target)).await.expect("publish");
-                case.stats(case.asking(volume, &target)).await.expect("stats");
-                case.withdraw(volume, &target).await;
-            }
-        });
-        join(join_all(rounds), refusals(case)).await;
-    });
-}
-
-async fn refusals(case: &Case<'_>) {
-    let unknown = conformity::Volume::unknown("pvc-unknown", Kind::Filesystem);
-    let target = case.target(&unknown, "pod");
-    for _ in 0..6 {
-        assert_eq!(case.publish(case.publishing(&unknown, &target)).await, Err(Code::NotFound));
     }
 }

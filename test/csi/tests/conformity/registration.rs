@@ -36,17 +36,6 @@ fn the_endpoint_that_registration_names_is_served() {
     });
 }
 
-/// A kubelet that restarts finds the same socket and sends its requests again.
-#[test]
-fn the_kubelet_may_register_the_plugin_repeatedly() {
-    hold(async |case| {
-        for _ in 0..2 {
-            answer(case.node().registration().await.get_info(InfoRequest {}).await).expect("info");
-            notify(case, true, "").await;
-        }
-    });
-}
-
 /// The kubelet reports a failure, for example, when it could not create the CSINode object.
 #[test]
 fn a_rejected_registration_stops_nothing() {

@@ -37,6 +37,7 @@ fn a_path_that_is_not_below_kubelets_directory_is_invalid() {
             "some/path".to_owned(),
             "/".to_owned(),
             text(&outside),
+            text(&outside.with_file_name("volumes")),
             above,
             format!("{kubelet}/pods/../../outside"),
             kubelet.clone(),

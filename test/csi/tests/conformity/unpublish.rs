@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 
-use conformity::{Kind, SIZE, Volume, hold_each, hold_published, read_only, with_case};
+use conformity::{Kind, SIZE, Volume, hold_each, hold_published, with_case};
 use proptest::prelude::*;
 use proto::csi::NodeUnpublishVolumeRequest;
 use tonic::Code;
@@ -10,22 +10,7 @@ use volume::{Error, Volumes as _};
 
 use crate::malformed::{all_answered, nothing_to_do, path, places, volume_id, while_published};
 
-/// csi-sanity: NodeUnpublishVolume should remove target path. Specification: NodeUnpublishVolumeRequest. The target is
-/// used again with another access mode.
-#[test]
-fn a_target_is_removed_and_published_again() {
-    hold_each(async |case, kind| {
-        let (volume, target) = case.place(kind);
-        for reads_only in [false, true, false] {
-            let message = case.publishing(&volume, &target);
-            case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
-            case.assert_published(&volume, &target, reads_only);
-            case.withdraw(&volume, &target).await;
-        }
-    });
-}
-
-/// Specification: NodeUnpublishVolume is idempotent.
+/// csi-sanity: NodeUnpublishVolume should remove target path. Specification: NodeUnpublishVolume is idempotent.
 #[test]
 fn the_same_call_again_is_ok() {
     hold_each(async |case, kind| {
