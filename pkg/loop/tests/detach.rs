@@ -17,16 +17,6 @@ use loopdev::{BackingError, Config, Control, Detach, DetachError, Device, Resize
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 
-#[test]
-fn a_number_can_be_used_again_right_after_a_detach() {
-    let (_alone, image) = alone_with(MIB);
-    for _ in 0..50 {
-        let device = image.attach(&Config::default());
-        assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
-        assert_eq!(attached(image.backing()), []);
-    }
-}
-
 /// Linux 6.10 and newer drop the device's page cache when it is detached, with "lost async page write" in
 /// the log.
 #[test]
@@ -190,15 +180,6 @@ fn autoclear_detaches_with_the_last_user() {
     assert_eq!(attached(image.backing()).len(), 1);
     drop(user);
     detached(image.backing());
-}
-
-#[test]
-fn a_device_stays_attached_without_users() {
-    let (_alone, image) = alone_with(MIB);
-    let number = image.attach(&Config::default()).number();
-    let [seen] = attached(image.backing())[..] else { panic!("it is one device") };
-    assert_eq!(seen.number, number);
-    assert_eq!(Device::open(number.path()).unwrap().detach(&image.file).unwrap(), Detach::Detached);
 }
 
 #[test]

@@ -125,14 +125,6 @@ fn a_store_in_a_project_does_not_start() {
     assert!(matches!(refused, volume::StartError::Project { project } if project.get() == 9000), "{refused:?}");
 }
 
-#[test]
-fn announcing_a_volume_that_is_gone_does_not_bring_its_record_back() {
-    let node = Node::new();
-    let id = id("pvc-1");
-    assert!(matches!(node.store.announce(&id), Err(Error::Unknown { .. })));
-    assert_eq!(node.traces(&id), [""; 0]);
-}
-
 /// The process died while it replaced a record.
 #[test]
 fn a_partial_new_record_is_removed_at_the_start_and_the_former_one_counts() {

@@ -1,7 +1,6 @@
 //! Creation of volumes.
 
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -32,6 +31,7 @@ fn a_new_volume_is_live_with_the_requested_limits() {
     assert_eq!(record.state, State::Staged);
     assert_eq!(node.traces(&id), ["pending", "live"]);
     assert_eq!(node.store.announce(&id).unwrap(), Ensured::Created(()));
+    assert_eq!(node.store.announce(&id).unwrap(), Ensured::Unchanged(()));
     let volume = node.store.open_volume(&id).unwrap();
     assert_eq!((volume.mode(), volume.size()), (Mode::Filesystem { inodes: INODES }, SIZE));
     let quota = fsquota::get(volume.dir()).unwrap();
@@ -86,34 +86,6 @@ fn a_link_in_the_place_of_an_image_is_not_followed() {
     let Err(OpenError::Image { source, .. }) = volume.image(Access::ReadOnly) else { panic!("opened") };
     assert_eq!(source.errno(), Errno::ELOOP);
     assert!(matches!(node.store.expand(&id, Bytes::GIB), Err(Error::Refused { source: VolumeRefusal::Lost, .. })));
-}
-
-#[test]
-fn a_volume_can_use_its_reservation_and_no_more() {
-    let (node, id, _) = Node::with_volume(&files("pvc-1"));
-    let mut file = File::create(node.path("live", &id).join("data")).unwrap();
-    let block = vec![1; 1 << 20];
-    let mut written = 0;
-    let refused = loop {
-        match file.write_all(&block).and_then(|()| file.sync_data()) {
-            Ok(()) => written += block.len() as u64,
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(refused.raw_os_error(), Some(Errno::ENOSPC as i32));
-    assert!(written + (1 << 20) >= SIZE.get() && written <= SIZE.get(), "{written} of {SIZE}");
-}
-
-#[test]
-fn the_same_request_again_changes_nothing() {
-    let node = Node::new();
-    for request in [files("pvc-1"), disk("pvc-2", Allocation::Thick), disk("pvc-3", Allocation::Thin)] {
-        let (id, record) = node.made(&request);
-        let again = node.store.provision(&id, &request).unwrap();
-        assert_eq!(again, Ensured::Unchanged(Record { state: State::Announced, ..record }));
-        assert_eq!(node.store.announce(&id).unwrap(), Ensured::Unchanged(()));
-        assert_eq!(node.traces(&id), ["records", "live"]);
-    }
 }
 
 #[test]
