@@ -4,6 +4,19 @@ load("//third_party/debian:defs.bzl", "debian_tree", "kernel_modules")
 load("//tools/image:initramfs.bzl", "initramfs")
 load("//tools/rust:defs.bzl", "rust_test", "test_sources")
 
+# Modules of volumes: XFS, and loop devices of its files.
+VOLUME_MODULES = [
+    "loop",
+    "xfs",
+]
+
+# Modules of a recording, see "Replay" in README.md.
+RECORDING_MODULES = [
+    "dm_delay",
+    "dm_log_writes",
+    "dm_snapshot",
+]
+
 def _guest(ctx, runs):
     config = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.write(config, json.encode({
