@@ -68,30 +68,14 @@ pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>
     node.end().await
 }
 
-async fn half_deleted(cluster: &Cluster, namespace: &str) -> Result<(Node, VolumeId), Failure> {
-    let mut node = Node::start_apart(cluster, namespace).await?;
+pub async fn a_pv_created_during_the_deletion_restores_the_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::start_apart(&cluster, "restored").await?;
     let id = node.volume("data", json!({})).await?;
     node.halt().await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.phase(id.as_str(), "Released").await?;
     node.volumes.retire(&id);
     assert_eq!(node.volumes.live(), []);
-    Ok((node, id))
-}
-
-pub async fn a_deletion_is_undone_when_the_policy_becomes_retain(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (mut node, id) = half_deleted(&cluster, "undone").await?;
-    node.set_policy(id.as_str(), "Retain").await?;
-    node.run().await?;
-    node.live(&id).await?;
-    assert!(node.pvs().get(id.as_str()).await?.metadata.deletion_timestamp.is_none());
-    let pv = node.set_policy(id.as_str(), "Delete").await?;
-    node.gone(&pv).await?;
-    node.end().await
-}
-
-pub async fn a_pv_created_during_the_deletion_restores_the_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (mut node, id) = half_deleted(&cluster, "restored").await?;
     let pv = node.pvs().get(id.as_str()).await?;
     merge(&node.pvs(), id.as_str(), json!({"metadata": {"finalizers": null}})).await?;
     node.pvs().delete(id.as_str(), &DeleteParams::default()).await?;

@@ -103,7 +103,6 @@ fn main() -> ExitCode {
     let suite = suite.at_once(suite![
         deletion::a_pv_deleted_before_its_claim_leaks_no_data,
         deletion::a_second_pv_of_the_same_volume_keeps_its_data,
-        deletion::a_deletion_is_undone_when_the_policy_becomes_retain,
         deletion::a_pv_created_during_the_deletion_restores_the_data,
         deletion::a_volume_that_cannot_be_removed_delays_no_other,
         deletion::a_published_volume_is_kept_until_it_is_unpublished,
@@ -123,8 +122,6 @@ fn main() -> ExitCode {
         by_hand::an_orphan_is_adopted_by_a_manual_pv,
         by_hand::an_orphan_is_erased_by_a_manual_pv,
         by_hand::a_pv_with_missing_fields_is_ignored,
-        comparison::a_staged_volume_whose_claim_is_gone_is_undone,
-        comparison::a_staged_volume_whose_claim_exists_is_finished,
         comparison::an_announced_volume_without_a_pv_is_reported_and_kept,
         comparison::volumes_of_the_controller_service_are_kept,
         comparison::a_pv_without_a_volume_is_reported,
