@@ -24,7 +24,9 @@ use prometheus::Registry;
 use proto::csi::controller_client::ControllerClient;
 use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
-use proto::csi::{DeleteSnapshotRequest, GetCapacityRequest, NodeGetInfoRequest, ProbeRequest};
+use proto::csi::{
+    DeleteSnapshotRequest, GetCapacityRequest, NodeGetInfoRequest, NodeUnpublishVolumeRequest, ProbeRequest,
+};
 use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
@@ -560,6 +562,19 @@ async fn a_stalled_client_delays_the_end_by_the_grace_period() {
     node.kubelet.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
     node.supervisor.stop(LIMIT).await.expect("nothing is aborted");
     drop(half);
+}
+
+#[tokio::test]
+async fn a_message_of_more_than_a_mebibyte_is_rejected() {
+    const LARGEST: usize = 1 << 20;
+    let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
+    for (size, code) in [(LARGEST, Code::InvalidArgument), (LARGEST + 1, Code::OutOfRange)] {
+        // The encoding of the ID begins with the number of the field and three bytes of length.
+        let message = NodeUnpublishVolumeRequest { volume_id: "x".repeat(size - 4), target_path: String::new() };
+        let rejected = client.node_unpublish_volume(message).await.expect_err("no volume has this ID");
+        assert_eq!(rejected.code(), code, "{size} bytes: {rejected:?}");
+    }
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("the connection goes on");
 }
 
 #[tokio::test]

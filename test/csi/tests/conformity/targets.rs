@@ -37,7 +37,6 @@ fn a_path_that_is_not_below_kubelets_directory_is_invalid() {
             "some/path".to_owned(),
             "/".to_owned(),
             text(&outside),
-            text(&outside.with_file_name("volumes")),
             above,
             format!("{kubelet}/pods/../../outside"),
             kubelet.clone(),
@@ -49,10 +48,13 @@ fn a_path_that_is_not_below_kubelets_directory_is_invalid() {
         ];
         for &kind in case.kinds() {
             let volume = case.volume(kind);
-            for path in &paths {
+            let existing = outside.with_file_name(volume.id.as_str());
+            fs::create_dir(&existing).expect("a directory");
+            for path in paths.iter().chain([&text(&existing)]) {
                 assert_eq!(publish(case, &volume, path).await, Err(Code::InvalidArgument), "{path:?}");
                 assert_eq!(unpublish(case, &volume, path).await, Err(Code::InvalidArgument), "{path:?}");
             }
+            fs::remove_dir(existing).expect("it is there, and empty");
         }
         assert!(!outside.exists());
     });
