@@ -13,6 +13,20 @@ use volume::{Claim, Drifted, Owner, Record, State, VolumeId};
 use crate::node::{Node, until};
 use crate::{id_of, record};
 
+/// The comparison runs beside the pass of the claim, and does not undo its volume.
+pub async fn a_staged_volume_whose_claim_exists_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "half-made", Bytes::new(100 << 30)).await?;
+    let claim = node.claim_here("data", json!({})).await?;
+    let uid = claim.uid().unwrap_or_default();
+    let of = Claim { uid: uid.clone(), namespace: node.namespace.clone(), name: "data".into() };
+    node.volumes.put(&id_of(&uid)?, record(of, "class-half-made", State::Staged));
+    node.run().await?;
+    let pv = node.bound("data").await?;
+    assert_eq!(pv.name_any(), format!("pvc-{uid}"));
+    assert_eq!(node.volumes.record(&id_of(&uid)?).map(|record| record.project.get()), Some(7), "created once");
+    node.end().await
+}
+
 pub async fn an_announced_volume_without_a_pv_is_reported_and_kept(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "orphan", Bytes::new(100 << 30)).await?;
     let id = id_of("0d3a7d6e-0000-4000-8000-000000000002")?;

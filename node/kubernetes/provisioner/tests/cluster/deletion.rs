@@ -43,7 +43,7 @@ pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failu
 }
 
 /// The volume is in the trash as if a deletion had ended between the trash and the PV, and could not read the PV again.
-/// The running provisioner compares disk and cluster only minutes later.
+/// The running provisioner compares disk and cluster only minutes later. A volume that was restored can be deleted.
 pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "retain-trash").await?;
     let id = node.volume("data", json!({})).await?;
@@ -53,6 +53,7 @@ pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> 
         node.set_policy(id.as_str(), policy).await?;
         node.live(&id).await?;
     }
+    node.delete("data", &node.pvs().get(id.as_str()).await?).await?;
     node.end().await
 }
 

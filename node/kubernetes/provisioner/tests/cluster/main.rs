@@ -122,6 +122,7 @@ fn main() -> ExitCode {
         by_hand::an_orphan_is_adopted_by_a_manual_pv,
         by_hand::an_orphan_is_erased_by_a_manual_pv,
         by_hand::a_pv_with_missing_fields_is_ignored,
+        comparison::a_staged_volume_whose_claim_exists_is_finished,
         comparison::an_announced_volume_without_a_pv_is_reported_and_kept,
         comparison::volumes_of_the_controller_service_are_kept,
         comparison::a_pv_without_a_volume_is_reported,

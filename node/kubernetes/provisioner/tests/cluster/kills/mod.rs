@@ -215,9 +215,12 @@ async fn delete(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> 
 async fn restore(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     async fn is_kept(user: &User) -> Result<Option<String>, kube::Error> {
         let volumes = user.on_disk();
-        let marked = user.pv().await?.map(|pv| pv.finalizers().iter().any(|name| name == provisioner::FINALIZER));
-        let right = volumes == [ONE] && marked == Some(false);
-        Ok((!right).then(|| format!("{volumes:?}, PV with finalizer: {marked:?}")))
+        let pv = user.pv().await?.map(|pv| {
+            let marked = pv.finalizers().iter().any(|name| name == provisioner::FINALIZER);
+            (marked, pv.metadata.deletion_timestamp.is_some())
+        });
+        let right = volumes == [ONE] && pv == Some((false, false));
+        Ok((!right).then(|| format!("{volumes:?}, PV with finalizer and with deletion: {pv:?}")))
     }
 
     let user = with_volume(node).await?;
