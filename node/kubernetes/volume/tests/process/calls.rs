@@ -111,6 +111,7 @@ fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
     assert_eq!(made, [&look[..], &again].concat());
     drop(held);
     node.store.discard(&id).unwrap();
+    assert_eq!(node.traces(&id), [""; 0]);
 }
 
 /// Regression: the copy of a snapshot used the disk without rests, at the expense of pods. The copy of a clone does not
