@@ -13,15 +13,11 @@ use nix::libc;
 use units::Bytes;
 use volume::{Access, Allocation, Claim, Error, Mode, Request, State, Store, VolumeId, Volumes as _};
 
-use crate::killed::{Steps, THICK, THIN, deleted, killed_at_calls, made, may_change_files, open};
+use crate::killed::{SOURCE, Steps, THICK, THIN, deleted, killed_at_calls, made, may_change_files, open, source_of};
 use crate::node::{byte_of, copied, id, only_byte, sized, snapshot_request};
 
 /// Eight times what the limit of an image of this size has beside its blocks.
 const SIZE: Bytes = Bytes::new(24 << 20);
-
-fn source_of(request: &Request) -> Request {
-    sized("pvc-source", request.mode, request.size)
-}
 
 fn clone_of(source: &Request, request: &Request) -> Request {
     Request { source: Some(id(&source.claim.name)), ..request.clone() }
@@ -73,7 +69,7 @@ fn a_killed_clone_is_finished_by_the_next() {
         may_change_files,
         from(0),
         &[THICK, THIN],
-        |request| vec![source_of(request)],
+        SOURCE,
         with_content,
         |store, request| drop(copied(store, &clone_of(&source_of(request), request))),
         |store, request| {
@@ -95,7 +91,7 @@ fn a_killed_clone_is_undone_if_the_claim_is_gone() {
         may_change_files,
         from(2),
         &[THICK],
-        |request| vec![source_of(request)],
+        SOURCE,
         with_content,
         |store, request| {
             let (source, id) = (source_of(request), id(&request.claim.name));

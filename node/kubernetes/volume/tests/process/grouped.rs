@@ -12,7 +12,7 @@ use nix::libc::{SYS_renameat, SYS_renameat2};
 use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, State, Store, VolumeId, Volumes as _};
 
 use crate::cloned::{is_settled, write};
-use crate::killed::{Steps, THIN, killed_at_calls, may_change_files};
+use crate::killed::{Shared, Steps, THIN, deleted, killed_at_calls, made, may_change_files};
 use crate::node::pods::Pods;
 use crate::node::{file, id, only_byte, sized, snapshot_request};
 use crate::trees::FILES;
@@ -57,8 +57,12 @@ fn write_all(store: &Store, request: &Request, byte: u8) {
 
 /// Kills a process that takes a group. The sources stay for all runs.
 fn killed_group(counted: fn(&Call<'_>) -> bool, steps: Steps, after: impl Fn(&Store, &Request)) {
+    let sources: Shared = (
+        |store, request| sources_of(request).iter().for_each(|source| drop(made(store, source))),
+        |store, request| sources_of(request).iter().for_each(|source| deleted(store, source)),
+    );
     let write = |store: &Store, request: &Request| write_all(store, request, 1);
-    killed_at_calls(counted, steps, &[THIN], |request| sources_of(request).into(), write, taken, after);
+    killed_at_calls(counted, steps, &[THIN], sources, write, taken, after);
 }
 
 fn taken(store: &Store, request: &Request) {

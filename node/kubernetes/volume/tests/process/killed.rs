@@ -98,16 +98,26 @@ pub fn killed_at(
     work: impl Fn(&Store, &Request),
     after: impl Fn(&Store, &Request),
 ) {
-    killed_at_calls(may_change_files, steps, modes, |_| Vec::new(), before, work, after);
+    killed_at_calls(may_change_files, steps, modes, (|_, _| {}, |_, _| {}), before, work, after);
 }
 
-/// [`killed_at`], where only these calls are steps. `sources` are volumes that all runs of a mode have: they are
-/// created before the first run, and deleted after the last one.
+/// Creates and deletes what all runs of a mode have, before the first run and after the last one.
+pub type Shared = (fn(&Store, &Request), fn(&Store, &Request));
+
+/// One volume, [`source_of`] all requests of a mode.
+pub const SOURCE: Shared =
+    (|store, request| drop(made(store, &source_of(request))), |store, request| deleted(store, &source_of(request)));
+
+pub fn source_of(request: &Request) -> Request {
+    sized("pvc-source", request.mode, request.size)
+}
+
+/// [`killed_at`], where only these calls are steps.
 pub fn killed_at_calls(
     counted: fn(&Call<'_>) -> bool,
     Steps { first, stride }: Steps,
     modes: &[Mode],
-    sources: impl Fn(&Request) -> Vec<Request>,
+    (create, delete): Shared,
     before: impl Fn(&Store, &Request),
     work: impl Fn(&Store, &Request),
     after: impl Fn(&Store, &Request),
@@ -116,9 +126,10 @@ pub fn killed_at_calls(
     let (mut store, mut runs) = (open(disk.path()), 0);
     for (number, &mode) in modes.iter().enumerate() {
         let (mut step, mut killed) = ((first + number) % stride, 0);
-        let sources = sources(&sized("pvc", mode, SIZE));
-        sources.iter().for_each(|source| drop(made(&store, source)));
-        let reserved: Bytes = sources.iter().map(Request::reserved).sum();
+        let all = sized("pvc", mode, SIZE);
+        create(&store, &all);
+        let shared = store.records().unwrap().readable;
+        let reserved: Bytes = shared.values().map(Record::reserved).sum();
         loop {
             let request = sized(&format!("pvc-{runs}"), mode, SIZE);
             before(&store, &request);
@@ -132,14 +143,14 @@ pub fn killed_at_calls(
             after(&store, &request);
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
             assert_eq!(store.space().unwrap().reserved, reserved, "{mode} killed before call {step}");
-            assert_eq!(store.records().unwrap().readable.len(), sources.len(), "{mode} killed before call {step}");
+            assert!(store.records().unwrap().readable.keys().eq(shared.keys()), "{mode} killed before call {step}");
             runs += 1;
             if !reached {
                 break;
             }
             (step, killed) = (step + stride, killed + 1);
         }
-        sources.iter().for_each(|source| deleted(&store, source));
+        delete(&store, &all);
         // A series without kills would show nothing. If all calls are steps, each operation has at least three.
         assert!(killed > 1 && step > 2, "{mode} killed {killed} times, only {step} system calls");
     }

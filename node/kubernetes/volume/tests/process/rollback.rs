@@ -14,7 +14,9 @@ use volume::{
     Volumes as _,
 };
 
-use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
+use crate::killed::{
+    Shared, Steps, THICK, THIN, deleted, killed_at, killed_at_calls, made, may_change_files, open, source_of,
+};
 use crate::node::{self, byte_of, id, only_byte, sized, snapshot_request, without_pods};
 use crate::trees::FILES;
 
@@ -29,8 +31,8 @@ pub fn claim() -> Claim {
     Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() }
 }
 
-pub fn snapshot_of(request: &Request) -> VolumeId {
-    id(&format!("snapshot-{}", request.claim.name))
+pub fn snapshot_of(volume: &Request) -> VolumeId {
+    id(&format!("snapshot-{}", volume.claim.name))
 }
 
 fn kept_of(request: &Request) -> VolumeId {
@@ -38,53 +40,63 @@ fn kept_of(request: &Request) -> VolumeId {
 }
 
 /// File with the content of the volume, and its size: half of the size of a filesystem volume, all of an image.
-fn file(store: &Store, request: &Request) -> (File, usize) {
-    let (volume, size) = (id(&request.claim.name), request.size.get() as usize);
-    if request.mode.is_block() {
-        return (File::from(store.open_volume(&volume).unwrap().image(Access::ReadWrite).unwrap()), size);
+fn file(store: &Store, volume: &Request) -> (File, usize) {
+    let (id, size) = (id(&volume.claim.name), volume.size.get() as usize);
+    if volume.mode.is_block() {
+        return (File::from(store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap()), size);
     }
-    (node::file(store, &volume, "file"), size / 2)
+    (node::file(store, &id, "file"), size / 2)
 }
 
-fn write(store: &Store, request: &Request, byte: u8) {
-    let (file, size) = file(store, request);
+fn write(store: &Store, volume: &Request, byte: u8) {
+    let (file, size) = file(store, volume);
     file.write_all_at(&vec![byte; size], 0).unwrap();
     file.sync_all().unwrap();
 }
 
-fn content(store: &Store, request: &Request) -> u8 {
-    let (file, size) = file(store, request);
+fn content(store: &Store, volume: &Request) -> u8 {
+    let (file, size) = file(store, volume);
     byte_of(&file, size).expect("one content")
 }
 
-fn with_snapshot(store: &Store, request: &Request) {
+/// Creates a volume, its snapshot, and then later content.
+fn with_snapshot(store: &Store, volume: &Request) {
     without_pods(store);
-    made(store, request);
-    write(store, request, 1);
-    let source = id(&request.claim.name);
-    let want = snapshot_request(claim(), source);
-    while store.take_snapshot(&snapshot_of(request), &want).unwrap().snapshots.state != State::Announced {}
-    write(store, request, 2);
+    made(store, volume);
+    write(store, volume, 1);
+    let want = snapshot_request(claim(), id(&volume.claim.name));
+    while store.take_snapshot(&snapshot_of(volume), &want).unwrap().snapshots.state != State::Announced {}
+    write(store, volume, 2);
 }
 
 /// Runs all passes.
-fn roll_back(store: &Store, request: &Request) -> Result<(), Error> {
-    let want = RollbackRequest { claim: claim(), volume: id(&request.claim.name), source: snapshot_of(request) };
+fn roll_back(store: &Store, volume: &Request, kept: &VolumeId) -> Result<(), Error> {
+    let want = RollbackRequest { claim: claim(), volume: id(&volume.claim.name), source: snapshot_of(volume) };
     loop {
-        match store.roll_back(&kept_of(request), &want) {
+        match store.roll_back(kept, &want) {
             Err(Error::Copying { .. }) => {}
             done => return done.map(drop),
         }
     }
 }
 
-fn rolled_back(store: &Store, request: &Request) {
-    roll_back(store, request).unwrap();
+fn removed(store: &Store, volume: &Request) {
+    store.remove_snapshot(&snapshot_of(volume)).unwrap();
+    deleted(store, volume);
 }
 
-fn removed(store: &Store, request: &Request) {
-    store.remove_snapshot(&snapshot_of(request)).unwrap();
-    deleted(store, request);
+/// Kills rollbacks of one volume, which has the later content before each run.
+fn killed_rollback(steps: Steps, modes: &[Mode], work: impl Fn(&Store, &Request), after: impl Fn(&Store, &Request)) {
+    let source: Shared = (
+        |store, request| with_snapshot(store, &source_of(request)),
+        |store, request| removed(store, &source_of(request)),
+    );
+    let before = |store: &Store, request: &Request| write(store, &source_of(request), 2);
+    killed_at_calls(may_change_files, steps, modes, source, before, work, after);
+}
+
+fn rolled_back(store: &Store, request: &Request) {
+    roll_back(store, &source_of(request), &kept_of(request)).unwrap();
 }
 
 fn rolled_back_and_ended(store: &Store, request: &Request) {
@@ -93,62 +105,63 @@ fn rolled_back_and_ended(store: &Store, request: &Request) {
 }
 
 fn finished(store: &Store, request: &Request) {
-    assert!([1, 2].contains(&content(store, request)));
+    let volume = source_of(request);
+    assert!([1, 2].contains(&content(store, &volume)));
     let kept = || store.records().unwrap().readable.remove(&kept_of(request));
     // A rollback that has ended is not repeated.
     if kept().is_none_or(|kept| kept.rollback().is_some()) {
         rolled_back(store, request);
     }
-    assert_eq!(content(store, request), 1);
+    assert_eq!(content(store, &volume), 1);
     let kept = kept().unwrap();
     store.end_rollback(&kept_of(request)).unwrap();
     // Both directories count to the projects of their records.
     let used: Vec<Bytes> = store.usage().unwrap().into_iter().map(|usage| usage.used.bytes).collect();
-    let (_, written) = file(store, request);
+    let (_, written) = file(store, &volume);
     assert!(used.len() == 3 && used.iter().all(|used| used.get() >= written as u64), "{used:?} {kept:?}");
-    if !request.mode.is_block() {
-        let quota = store.open_volume(&id(&request.claim.name)).unwrap().quota().unwrap();
-        assert_eq!(quota.limits, volume_limits(request), "{kept:?}");
+    if !volume.mode.is_block() {
+        let quota = store.open_volume(&id(&volume.claim.name)).unwrap().quota().unwrap();
+        assert_eq!(quota.limits, volume_limits(&volume), "{kept:?}");
     }
     store.remove_snapshot(&kept_of(request)).unwrap();
-    removed(store, request);
 }
 
-fn volume_limits(request: &Request) -> Limits {
-    let Mode::Filesystem { inodes } = request.mode else { panic!("{request:?}") };
-    Limits { bytes: Some(request.size), inodes: Some(inodes) }
+fn volume_limits(volume: &Request) -> Limits {
+    let Mode::Filesystem { inodes } = volume.mode else { panic!("{volume:?}") };
+    Limits { bytes: Some(volume.size), inodes: Some(inodes) }
 }
 
 #[test]
 fn a_killed_rollback_is_finished_by_the_next() {
-    killed_at(from(0), &[THICK, THIN], with_snapshot, rolled_back_and_ended, finished);
+    killed_rollback(from(0), &[THICK, THIN], rolled_back_and_ended, finished);
 }
 
 #[test]
 fn a_killed_rollback_of_files_is_finished_by_the_next() {
-    killed_at(from(2), &[FILES], with_snapshot, rolled_back_and_ended, finished);
+    killed_rollback(from(2), &[FILES], rolled_back_and_ended, finished);
 }
 
 #[test]
 fn a_killed_rollback_can_be_canceled_until_the_content_is_exchanged() {
-    killed_at(from(2), &[THICK], with_snapshot, rolled_back, |store, request| {
+    killed_rollback(from(2), &[THICK], rolled_back, |store, request| {
+        let content = || content(store, &source_of(request));
         match store.remove_snapshot(&kept_of(request)) {
-            Ok(_) => assert_eq!(content(store, request), 2),
+            Ok(_) => assert_eq!(content(), 2),
             Err(Error::Refused { source: VolumeRefusal::RollingBack(_), .. }) => {
-                assert_eq!(content(store, request), 1);
+                assert_eq!(content(), 1);
                 rolled_back(store, request);
                 store.end_rollback(&kept_of(request)).unwrap();
                 store.remove_snapshot(&kept_of(request)).unwrap();
             }
             Err(error) => panic!("{error:?}"),
         }
-        removed(store, request);
     });
 }
 
 #[test]
 fn a_volume_can_be_deleted_after_its_rollback_was_killed() {
-    killed_at(from(3), &[THICK], with_snapshot, rolled_back, |store, request| {
+    let roll_back = |store: &Store, request: &Request| roll_back(store, request, &kept_of(request)).unwrap();
+    killed_at(from(3), &[THICK], with_snapshot, roll_back, |store, request| {
         removed(store, request);
         store.remove_snapshot(&kept_of(request)).unwrap();
     });
@@ -170,7 +183,7 @@ fn a_start_finishes_an_exchange_whose_volume_was_deleted() {
         is_exchanged.get() && call.number() == libc::SYS_openat2 && call.may_change_files()
     };
     let reached = with_refused_call(0, creates_record, || {
-        let error = roll_back(&store, &request).unwrap_err();
+        let error = roll_back(&store, &request, &kept_of(&request)).unwrap_err();
         assert!(matches!(error, Error::Act { step: Step::WriteRecord, .. }), "{error:?}");
         deleted(&store, &request);
     });

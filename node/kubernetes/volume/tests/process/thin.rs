@@ -10,11 +10,12 @@ use ktest_support::process::{Call, with_refused_call};
 use nix::libc::SYS_fsync;
 use units::Bytes;
 use volume::{
-    Error, Record, Request, Sharing, SnapshotRequest, State, Step, Store, Taken, VolumeId, VolumeRefusal, Volumes as _,
+    Error, Mode, Record, Request, Sharing, SnapshotRequest, State, Step, Store, Taken, VolumeId, VolumeRefusal,
+    Volumes as _,
 };
 
 use crate::cloned::is_settled;
-use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
+use crate::killed::{SOURCE, Steps, THICK, THIN, deleted, killed_at_calls, made, may_change_files, open, source_of};
 use crate::node::{copied, id, only_byte, sized, snapshot_request, without_pods};
 use crate::rollback::{claim, snapshot_of};
 use crate::sys::cow_extent_size;
@@ -25,8 +26,8 @@ const fn each(stride: usize) -> Steps {
     Steps { first: 0, stride }
 }
 
-fn source_of(request: &Request) -> VolumeId {
-    id(&request.claim.name)
+fn id_of_source(request: &Request) -> VolumeId {
+    id(&source_of(request).claim.name)
 }
 
 fn restored_of(request: &Request) -> Request {
@@ -44,7 +45,7 @@ fn path(store: &Store, request: &Request, volume: &VolumeId) -> String {
 /// the whole size.
 fn write(store: &Store, request: &Request, byte: u8) {
     let length = request.size.get() as usize / if request.mode.is_block() { 1 } else { 4 };
-    let path = path(store, request, &source_of(request));
+    let path = path(store, request, &id_of_source(request));
     let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
     file.write_all_at(&vec![byte; length], 0).and_then(|()| file.sync_all()).unwrap();
 }
@@ -58,23 +59,33 @@ fn allocation_size(store: &Store, request: &Request, volume: &VolumeId) -> u32 {
 }
 
 fn limit(store: &Store, request: &Request) -> Option<Bytes> {
-    store.open_volume(&source_of(request)).unwrap().quota().unwrap().limits.bytes
+    store.open_volume(&id_of_source(request)).unwrap().quota().unwrap().limits.bytes
 }
 
-fn with_source(store: &Store, request: &Request) {
+fn with_content(store: &Store, request: &Request) {
     without_pods(store);
-    made(store, request);
     write(store, request, 1);
 }
 
 fn with_snapshot(store: &Store, request: &Request) {
-    with_source(store, request);
+    with_content(store, request);
     taken(store, request);
     write(store, request, 2);
 }
 
+/// [`killed_at_calls`] with one source for all runs.
+fn killed_at(
+    steps: Steps,
+    modes: &[Mode],
+    before: impl Fn(&Store, &Request),
+    work: impl Fn(&Store, &Request),
+    after: impl Fn(&Store, &Request),
+) {
+    killed_at_calls(may_change_files, steps, modes, SOURCE, before, work, after);
+}
+
 fn take(store: &Store, request: &Request) -> Result<Taken<Record>, Error> {
-    let want = snapshot_request(claim(), source_of(request));
+    let want = snapshot_request(claim(), id_of_source(request));
     store.take_snapshot(&snapshot_of(request), &SnapshotRequest { sharing: Sharing::Permanent, ..want })
 }
 
@@ -91,8 +102,8 @@ fn removed(store: &Store, request: &Request) {
     store.remove_snapshot(&snapshot).unwrap();
     assert_eq!(store.remove_snapshot(&snapshot).unwrap(), Ensured::Unchanged(()));
     if request.mode.is_block() {
-        is_settled(store, request, Bytes::ZERO);
-        assert_eq!(allocation_size(store, request, &source_of(request)), 0);
+        is_settled(store, &source_of(request), Bytes::ZERO);
+        assert_eq!(allocation_size(store, request, &id_of_source(request)), 0);
     } else {
         assert_eq!(limit(store, request), Some(request.size));
         assert_eq!(store.space().unwrap().reserved, request.reserved());
@@ -113,17 +124,16 @@ fn finished(store: &Store, request: &Request) {
     removed(store, request);
     let headroom = if request.mode.is_block() { request.size } else { Bytes::ZERO };
     assert_eq!(raised, limit(store, request).map(|alone| alone.saturating_add(headroom)));
-    deleted(store, request);
 }
 
 #[test]
 fn a_killed_thin_snapshot_is_finished_by_the_next() {
-    killed_at(each(2), &[THICK, THIN], with_source, taken, finished);
+    killed_at(each(2), &[THICK, THIN], with_content, taken, finished);
 }
 
 #[test]
 fn a_killed_thin_snapshot_of_files_is_finished_by_the_next() {
-    killed_at(trees::from(3), &[FILES], with_source, taken, finished);
+    killed_at(trees::from(3), &[FILES], with_content, taken, finished);
 }
 
 /// Regression: the next call returned the snapshot without another sync, and a power cut undid the announcement.
@@ -131,7 +141,8 @@ fn a_killed_thin_snapshot_of_files_is_finished_by_the_next() {
 fn a_thin_snapshot_is_ready_when_its_announcement_is_durable() {
     let (disk, request) = (XfsDisk::with_project_quota(), sized("pvc-1", THIN, Bytes::MIB));
     let store = open(disk.path());
-    with_source(&store, &request);
+    made(&store, &source_of(&request));
+    with_content(&store, &request);
     let syncs = |call: &Call<'_>| call.number() == SYS_fsync;
     // The first sync makes the name of the directory durable.
     let reached = with_refused_call(1, syncs, || {
@@ -150,11 +161,10 @@ fn a_thin_snapshot_is_ready_when_its_announcement_is_durable() {
 
 #[test]
 fn a_killed_thin_snapshot_is_removed_if_its_content_is_gone() {
-    killed_at(Steps { first: 1, stride: 5 }, &[THICK, FILES], with_source, taken, |store, request| {
+    killed_at(Steps { first: 1, stride: 5 }, &[THICK, FILES], with_content, taken, |store, request| {
         without_pods(store);
         write(store, request, 2);
         removed(store, request);
-        deleted(store, request);
     });
 }
 
@@ -167,7 +177,6 @@ fn a_killed_removal_of_a_thin_snapshot_is_finished_by_the_next() {
     killed_at(each(3), &[THICK, THIN, FILES], with_snapshot, remove, |store, request| {
         write(store, request, 3);
         removed(store, request);
-        deleted(store, request);
     });
 }
 
@@ -192,7 +201,6 @@ fn finished_and_removed(store: &Store, request: &Request) {
     }
     deleted(store, &want);
     removed(store, request);
-    deleted(store, request);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use nix::libc;
 use units::{Bytes, Inodes};
 use volume::{Claim, Copying, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
 
-use crate::killed::{Steps, deleted, killed_at_calls, made, may_change_files, open};
+use crate::killed::{SOURCE, Steps, deleted, killed_at_calls, made, may_change_files, open, source_of};
 use crate::node::{Node, SIZE, byte_of, copied, file, id, settings, sized, snapshot_request, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
@@ -20,10 +20,6 @@ const CONTENT: usize = 200 << 10;
 /// cases and that of a thin snapshot, which together have each of its steps.
 pub const fn from(first: usize) -> Steps {
     Steps { first, stride: 4 }
-}
-
-fn source_of(request: &Request) -> Request {
-    sized("pvc-source", request.mode, request.size)
 }
 
 fn clone_of(request: &Request) -> Request {
@@ -51,8 +47,7 @@ fn with_content(store: &Store, request: &Request) {
 
 /// [`killed_at_calls`] with one source for all runs.
 fn killed_copy(steps: Steps, work: impl Fn(&Store, &Request), after: impl Fn(&Store, &Request)) {
-    let sources = |request: &Request| vec![source_of(request)];
-    killed_at_calls(may_change_files, steps, &[FILES], sources, with_content, work, after);
+    killed_at_calls(may_change_files, steps, &[FILES], SOURCE, with_content, work, after);
 }
 
 fn cloned(store: &Store, request: &Request) {
