@@ -54,6 +54,12 @@ async fn policies_are_in_force(cluster: &Cluster) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Events about all objects of this name. The API server selects them, because a list of all events takes long to read.
+pub async fn events_about(admin: &Client, name: &str) -> Result<Vec<Event>, kube::Error> {
+    let about = ListParams::default().fields(&format!("regarding.name={name}"));
+    Ok(Api::<Event>::all(admin.clone()).list(&about).await?.items)
+}
+
 pub struct Node {
     pub admin: Client,
     pub name: String,
@@ -297,14 +303,12 @@ impl Node {
     }
 
     pub async fn events(&self, name: &str) -> Result<Vec<Event>, kube::Error> {
-        let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
-        let about = |event: &Event| {
-            event.regarding.as_ref().is_some_and(|object| {
-                object.name.as_deref() == Some(name)
-                    && object.namespace.as_ref().is_none_or(|namespace| *namespace == self.namespace)
-            })
-        };
-        Ok(all.into_iter().filter(about).collect())
+        let mut events = events_about(&self.admin, name).await?;
+        events.retain(|event| {
+            let namespace = event.regarding.as_ref().and_then(|object| object.namespace.as_ref());
+            namespace.is_none_or(|namespace| *namespace == self.namespace)
+        });
+        Ok(events)
     }
 
     pub async fn settled(&self, id: &VolumeId) -> Result<(), Failure> {

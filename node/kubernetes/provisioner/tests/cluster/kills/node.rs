@@ -17,7 +17,7 @@ use volume::{State, VolumeId};
 use super::api;
 use super::disk::Fused;
 use super::fuse::{Fuse, Kill, Passed};
-use crate::node::{PROVISIONER, SELECTED_NODE, STOP, until};
+use crate::node::{PROVISIONER, SELECTED_NODE, STOP, events_about, until};
 
 pub const CLASS: &str = "kills";
 pub const NAMESPACE: &str = "kills";
@@ -238,15 +238,13 @@ impl User {
     }
 
     pub async fn event_counts(&self) -> Result<Vec<(String, i32)>, Failure> {
-        let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
-        let pvs: Vec<String> = self.pvs().await?.iter().map(ResourceExt::name_any).collect();
-        let about = |event: &Event| {
-            let name = event.regarding.as_ref().and_then(|object| object.name.clone()).unwrap_or_default();
-            let ours = event.reporting_controller.as_deref() == Some("local.granary.dev");
-            ours && (name == self.claim || pvs.contains(&name))
-        };
+        let mut events = events_about(&self.admin, &self.claim).await?;
+        for pv in self.pvs().await? {
+            events.extend(events_about(&self.admin, &pv.name_any()).await?);
+        }
+        events.retain(|event| event.reporting_controller.as_deref() == Some("local.granary.dev"));
         let count = |event: Event| (event.reason.unwrap_or_default(), event.series.map_or(1, |series| series.count));
-        Ok(all.into_iter().filter(about).map(count).collect())
+        Ok(events.into_iter().map(count).collect())
     }
 
     pub fn snapshots(&self) -> SnapshotApi {
