@@ -11,7 +11,7 @@ use units::{Bytes, Inodes};
 use crate::node::Node;
 
 pub async fn faults_of_disk_and_volumes_are_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut node = Node::start(&cluster, "health").await?;
+    let mut node = Node::start_apart(&cluster, "health").await?;
     let id = node.volume("precious", json!({})).await?;
     // The provisioner checks for faults at its start.
     node.halt().await?;

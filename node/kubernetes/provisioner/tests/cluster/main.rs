@@ -46,17 +46,17 @@ fn main() -> ExitCode {
     ]);
     let suite = suite![
         suite;
-        // The cases before these have no CRDs of snapshots.
-        snapshots::a_snapshot_is_taken_restored_and_deleted,
-        snapshots::a_node_writes_only_contents_that_it_serves,
-        groups::a_node_writes_only_contents_of_groups_that_it_serves,
-        rollback::a_node_annotates_only_claims_on_it,
-        // This case changes the CRDs.
+        // This case changes the CRDs of snapshots, which the cases before it do not have.
         groups::a_group_of_an_earlier_version_is_taken_and_deleted,
     ];
     // These cases run at the same time, each with its own node, because they mostly wait for passes that are tried
     // again after a second.
     let suite = suite.at_once(suite![
+        snapshots::a_snapshot_is_taken_restored_and_deleted,
+        // The storage of the cluster's node has no provisioner meanwhile.
+        snapshots::a_node_writes_only_contents_that_it_serves,
+        groups::a_node_writes_only_contents_of_groups_that_it_serves,
+        rollback::a_node_annotates_only_claims_on_it,
         snapshots::copies_pause_while_they_wait_for_their_sources,
         snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::a_snapshot_is_ready_before_its_blocks_are_copied,
@@ -95,7 +95,6 @@ fn main() -> ExitCode {
         expansion::a_request_that_is_too_large_can_be_lowered,
         expansion::an_expansion_continues_beside_other_changes_of_its_claim,
         expansion::an_interrupted_expansion_is_finished,
-        modification::an_interrupted_change_is_finished_and_a_filesystem_is_not_changed,
         deletion::retain_keeps_pv_and_data,
         deletion::retain_restores_the_data_without_a_sweep,
     ];
@@ -110,6 +109,8 @@ fn main() -> ExitCode {
         requests::a_pv_that_ends_after_its_list_leaves_no_data,
         modification::a_block_claim_is_created_with_a_class_and_gets_another,
         modification::a_class_that_is_not_possible_changes_nothing,
+        modification::an_interrupted_change_is_finished_and_a_filesystem_is_not_changed,
+        health::faults_of_disk_and_volumes_are_reported,
     ]);
     let suite = suite![
         suite;
@@ -128,7 +129,6 @@ fn main() -> ExitCode {
         comparison::a_pv_without_a_volume_is_reported,
         comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_list_of_the_api_server_deletes_nothing,
-        health::faults_of_disk_and_volumes_are_reported,
     ];
     // These cases also run at the same time, because they wait for up to half a minute.
     let suite = suite.at_once(suite![

@@ -132,7 +132,7 @@ pub async fn a_class_that_is_not_possible_changes_nothing(cluster: Arc<Cluster>)
 pub async fn an_interrupted_change_is_finished_and_a_filesystem_is_not_changed(
     cluster: Arc<Cluster>,
 ) -> Result<(), Failure> {
-    let mut node = Node::start(&cluster, "interrupted").await?;
+    let mut node = Node::start_apart(&cluster, "interrupted").await?;
     node.make_attributes_class("interrupted", json!({"writeIOPS": "100"})).await?;
     let id = node.volume("data", json!({"volumeMode": "Block"})).await?;
     node.halt().await?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use cluster::snapshot::group::HANDLE;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
-use envtest::{Cluster, Failure, Identity, SnapshotApi, create, denied, merge, merge_status};
+use envtest::{Cluster, Failure, SnapshotApi, create, denied, merge, merge_status};
 use fsquota::ProjectId;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -483,10 +483,9 @@ pub async fn claims_are_served_while_removals_of_copies_take_long(cluster: Arc<C
 }
 
 pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::stopped(&cluster, "rollback-rights", Bytes::new(100 << 30)).await?;
-    let fixture = Fixture::on(node, &cluster, "Block").await?;
+    let fixture = Fixture::new(&cluster, "rollback-rights").await?;
     let Fixture { node, .. } = &fixture;
-    let storage = cluster.client(Identity::Storage).await?;
+    let storage = node.storage.clone();
     let own = Api::<PersistentVolumeClaim>::namespaced(storage.clone(), &node.namespace);
     let uid = node.claims().get("data").await?.uid().unwrap_or_default();
     let kept = format!("snapshot-{uid}-1");
