@@ -70,23 +70,6 @@ fn main() -> ExitCode {
         groups::a_group_that_cannot_be_taken_is_reported,
         groups::members_without_a_group_are_removed_or_reported,
     ]);
-    let suite = suite.at_once(suite![
-        rollback::a_claim_returns_to_a_snapshot_and_back,
-        rollback::files_return_to_a_snapshot_and_back,
-        rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
-        rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
-        quota::a_quota_denies_a_rollback_before_it_begins,
-        quota::rollbacks_do_not_bypass_a_quota,
-        quota::an_id_that_a_user_writes_does_not_bypass_a_quota,
-        rollback::a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback,
-        rollback::a_content_of_another_node_delays_the_end_of_a_rollback,
-        rollback::a_kept_snapshot_that_a_user_annotates_stays,
-        rollback::a_rollback_of_an_expanded_volume_begins_again,
-        rollback::an_interrupted_rollback_is_served_once,
-        rollback::a_request_for_another_snapshot_is_served_afterwards,
-        rollback::a_rollback_without_a_request_is_ended_by_the_sweep,
-        rollback::claims_are_served_while_removals_of_copies_take_long,
-    ]);
     let suite = suite![
         suite;
         expansion::a_filesystem_grows_without_the_kubelet,
@@ -130,8 +113,24 @@ fn main() -> ExitCode {
         comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_list_of_the_api_server_deletes_nothing,
     ];
-    // These cases also run at the same time, because they wait for up to half a minute.
+    // These cases also run at the same time, because they wait for up to half a minute. The quota controller finds the
+    // kinds of snapshots within half a minute after their CRDs: cases with a quota come long after these have changed.
     let suite = suite.at_once(suite![
+        rollback::a_claim_returns_to_a_snapshot_and_back,
+        rollback::files_return_to_a_snapshot_and_back,
+        rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
+        rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
+        quota::a_quota_denies_a_rollback_before_it_begins,
+        quota::rollbacks_do_not_bypass_a_quota,
+        quota::an_id_that_a_user_writes_does_not_bypass_a_quota,
+        rollback::a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback,
+        rollback::a_content_of_another_node_delays_the_end_of_a_rollback,
+        rollback::a_kept_snapshot_that_a_user_annotates_stays,
+        rollback::a_rollback_of_an_expanded_volume_begins_again,
+        rollback::an_interrupted_rollback_is_served_once,
+        rollback::a_request_for_another_snapshot_is_served_afterwards,
+        rollback::a_rollback_without_a_request_is_ended_by_the_sweep,
+        rollback::claims_are_served_while_removals_of_copies_take_long,
         requests::slow_work_is_announced_by_an_event,
         requests::an_event_of_success_waits_for_the_creation_of_a_pv,
         requests::an_event_of_success_waits_for_the_deletion_of_a_pv,
