@@ -23,7 +23,7 @@ pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
 pub const LARGE: Bytes = Bytes::new(24 << 20);
 /// Size in the tests that overwrite a full volume of any allocation.
 pub const FULL: Bytes = Bytes::new(64 << 20);
-pub const LARGER: Bytes = Bytes::new(40 << 20);
+pub const LARGER: Bytes = Bytes::new(20 << 20);
 
 /// Size of a write of the tenant.
 const CHUNK: usize = 64 << 10;

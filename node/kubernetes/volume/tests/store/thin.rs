@@ -17,14 +17,19 @@ use volume::{
     Settings, Sharing, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::cloning::{BOTH, FULL, LARGER, extents, is_settled, shared};
-use crate::node::{
-    INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request, without_pods,
-};
+use crate::cloning::{BOTH, FULL, LARGE, LARGER, extents, is_settled, shared};
+use crate::node::{INODES, Node, SIZE, copied, files, id, only_byte, settings, sized, snapshot_request, without_pods};
 use crate::rollback::rolled_back;
 use crate::snapshots::{overwrite, snapshot_of, taken};
 use crate::sys::cow_extent_size;
 use crate::trees::{self, Slow};
+
+/// Size of an image. The limit has 2.5 MiB beside it, so a tenant that overwrites all of it needs the headroom.
+const IMAGE: Bytes = Bytes::new(8 << 20);
+
+fn disk(name: &str, allocation: Allocation) -> Request {
+    sized(name, Mode::Block { allocation }, IMAGE)
+}
 
 /// Takes a thin snapshot, which is ready after one call.
 fn thin(node: &Node, source: &VolumeId, name: &str) -> Record {
@@ -47,7 +52,7 @@ fn removed(node: &Node, name: &str) {
 /// Overwrites the whole image.
 fn write(node: &Node, volume: &VolumeId, byte: u8) {
     let image = File::options().write(true).open(node.image(volume)).unwrap();
-    image.write_all_at(&vec![byte; SIZE.get() as usize], 0).and_then(|()| image.sync_all()).unwrap();
+    image.write_all_at(&vec![byte; IMAGE.get() as usize], 0).and_then(|()| image.sync_all()).unwrap();
 }
 
 /// Size of the part that [`write_in_any_order`] overwrites.
@@ -81,14 +86,14 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
         let (node, source, from) = Node::with_volume(&disk("pvc-source", allocation));
         let alone = node.limits(from.project);
         let raised = |count: u64| {
-            let headroom = Bytes::new(count * SIZE.get());
+            let headroom = Bytes::new(count * IMAGE.get());
             Limits { bytes: alone.bytes.map(|bytes| bytes.saturating_add(headroom)), ..alone }
         };
         let at_once = |node: &Node| cow_extent_size(File::open(node.image(&source)).unwrap());
         write(&node, &source, 1);
         thin(&node, &source, "snapshot-1");
         assert_eq!((node.limits(from.project), reserved(&node)), (raised(1), from.reserved()));
-        assert_eq!((shared(&node.image(&id("snapshot-1"))), at_once(&node)), (SIZE, 1 << 20));
+        assert_eq!((shared(&node.image(&id("snapshot-1"))), at_once(&node)), (IMAGE, 1 << 20));
         let extents = || extents(&node.image(&source)).len();
         let before = extents();
         write_in_any_order(&node, &source, 2);
@@ -108,7 +113,7 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
         assert_eq!(bytes, [Some(1), Some(2), Some(3), Some(4)]);
         let grown = node.store.expand(&source, LARGER).unwrap().into_inner();
         // The snapshots share blocks of the former size.
-        let headroom = Bytes::new(2 * SIZE.get());
+        let headroom = Bytes::new(2 * IMAGE.get());
         let larger = grown.mode.reserved(LARGER).saturating_sub(Bytes::new(2 * 512));
         assert_eq!(node.limits(from.project).bytes, Some(larger.saturating_add(headroom)));
         write(&node, &source, 5);
@@ -121,19 +126,21 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
     }
 }
 
-/// All blocks of the image are shared. For new blocks, its project has no space but the headroom.
+/// All blocks of the image are shared. For new blocks, its project has no space but the headroom. The image is smaller
+/// where its device uses the page cache, unlike the device of a pod.
 #[test]
 fn a_tenant_overwrites_the_whole_source_after_a_thin_snapshot() {
     for (allocation, direct_io) in [(Allocation::Thick, true), (Allocation::Thin, false)] {
         let node = Node::new();
-        let (source, _) = node.made(&sized("pvc-source", Mode::Block { allocation }, FULL));
+        let size = if direct_io { FULL } else { LARGE };
+        let (source, _) = node.made(&sized("pvc-source", Mode::Block { allocation }, size));
         let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
         let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
         let path = device.path();
-        overwrite(&path, FULL, 1);
+        overwrite(&path, size, 1);
         thin(&node, &source, "snapshot-1");
-        assert_eq!(shared(&node.image(&id("snapshot-1"))), FULL);
-        overwrite(&path, FULL, 2);
+        assert_eq!(shared(&node.image(&id("snapshot-1"))), size);
+        overwrite(&path, size, 2);
         assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
         drop(image);
         assert_eq!(["snapshot-1", "pvc-source"].map(|name| byte(&node, name)), [Some(1), Some(2)]);
@@ -158,7 +165,7 @@ fn a_thin_snapshot_is_restored_and_rolled_back_to_and_outlives_its_volume() {
         "{refused:?}"
     );
     let record = copied(&node.store, &want);
-    assert_eq!([&restored, &snapshot].map(|id| shared(&node.image(id))), [Bytes::ZERO, SIZE]);
+    assert_eq!([&restored, &snapshot].map(|id| shared(&node.image(id))), [Bytes::ZERO, IMAGE]);
     assert_eq!(cow_extent_size(File::open(node.image(&restored)).unwrap()), 0);
 
     write(&node, &source, 2);
@@ -267,7 +274,7 @@ fn a_group_of_thin_snapshots_is_ready_after_one_call() {
     write(&node, &source, 2);
     assert_eq!(byte(&node, "group-1-pvc-disk"), Some(1));
     want.members.keys().for_each(|id| removed(&node, id.as_str()));
-    let alone = from.mode.reserved(SIZE).saturating_sub(Bytes::new(2 * 512));
+    let alone = from.mode.reserved(IMAGE).saturating_sub(Bytes::new(2 * 512));
     assert_eq!(node.limits(from.project).bytes, Some(alone));
 }
 
@@ -307,5 +314,5 @@ fn blocks_that_only_a_thin_snapshot_has_count_as_those_of_others() {
     assert!(is_near(shared, before), "{shared}, before {before}");
     write(&node, &source, 2);
     let alone = others();
-    assert!(is_near(alone, before.saturating_add(SIZE)), "{alone}, before {before}");
+    assert!(is_near(alone, before.saturating_add(IMAGE)), "{alone}, before {before}");
 }
