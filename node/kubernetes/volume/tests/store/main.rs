@@ -1,6 +1,8 @@
-//! The store on a real XFS with project quotas. Needs root and a scratch disk.
+//! The store on a real XFS with project quotas. Needs root and two scratch disks: two tests run at a time, except for
+//! those that run [alone].
 #![deny(unsafe_code)]
 
+mod alone;
 mod attacked;
 #[path = "../node/cgroup.rs"]
 mod cgroup;
