@@ -13,7 +13,7 @@ use units::Bytes;
 use volume::{DRIVER_NAME, TOPOLOGY_KEY, VolumeId};
 
 use crate::kubelet::MANY;
-use crate::node::{Node, PROVISIONER, RESIZER};
+use crate::node::{Node, PROVISIONER, RESIZER, beside};
 
 const GIB2: Bytes = Bytes::new(2 << 30);
 
@@ -42,9 +42,8 @@ async fn capacity(node: &Node) -> Result<Value, Failure> {
 }
 
 pub async fn a_claim_gets_a_volume_of_the_selected_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (node, mut sidecars) = Node::start(&cluster, "files", Provisioner::External, &[PROVISIONER]).await?;
-    let steps = async {
-        let found = capacity(&node).await?;
+    beside(&cluster, "files", Provisioner::External, &[PROVISIONER], async |node: &Node| {
+        let found = capacity(node).await?;
         assert_eq!(found["nodeTopology"]["matchLabels"], json!({TOPOLOGY_KEY: node.name}));
         assert_eq!(found["metadata"]["ownerReferences"][0]["kind"], "DaemonSet");
 
@@ -67,14 +66,12 @@ pub async fn a_claim_gets_a_volume_of_the_selected_node(cluster: Arc<Cluster>) -
         // The record has the claim because of `--extra-create-metadata`.
         assert_eq!((record.claim.namespace, record.claim.name), (node.name.clone(), "data".to_owned()));
         node.delete("data", &id).await
-    };
-    sidecars.beside(steps).await?;
-    node.end(sidecars).await
+    })
+    .await
 }
 
 pub async fn a_block_claim_gets_a_volume_that_a_pod_can_use(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (node, mut sidecars) = Node::start(&cluster, "block", Provisioner::External, &[PROVISIONER]).await?;
-    let steps = async {
+    beside(&cluster, "block", Provisioner::External, &[PROVISIONER], async |node: &Node| {
         let id = node.volume("data", block(json!({}))).await?;
         let pv = node.pv(&id).await?;
         assert_eq!(pv["spec"]["volumeMode"], "Block");
@@ -89,9 +86,8 @@ pub async fn a_block_claim_gets_a_volume_that_a_pod_can_use(cluster: Arc<Cluster
         assert_eq!(node.host.devices(), 1);
         kubelet.node_unpublish_volume(node.kubelet.unpublish(id.as_str(), "pod")).await?;
         node.delete("data", &id).await
-    };
-    sidecars.beside(steps).await?;
-    node.end(sidecars).await
+    })
+    .await
 }
 
 /// Waits for the capacity of the PV, and compares the volume.
@@ -103,12 +99,11 @@ async fn grown(node: &Node, id: &VolumeId) -> Result<(), Failure> {
 }
 
 pub async fn a_claim_is_expanded(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (node, mut sidecars) = Node::start(&cluster, "grow", Provisioner::External, &[PROVISIONER, RESIZER]).await?;
-    let steps = async {
+    beside(&cluster, "grow", Provisioner::External, &[PROVISIONER, RESIZER], async |node: &Node| {
         let claims = node.claims();
         let files = node.volume("files", json!({})).await?;
         node.enlarge("files", "2Gi").await?;
-        grown(&node, &files).await?;
+        grown(node, &files).await?;
         // The plugin has changed the quota: the kubelet has nothing to do.
         let status = async || claims.get("files").await.map(|claim| json!(claim.status));
         reached("the capacity of the claim", status, |status: &Value| status["capacity"]["storage"] == "2Gi").await?;
@@ -116,7 +111,7 @@ pub async fn a_claim_is_expanded(cluster: Arc<Cluster>) -> Result<(), Failure> {
         let device = node.volume("device", block(json!({}))).await?;
         node.volumes.set_attached(&device, true);
         node.enlarge("device", "2Gi").await?;
-        grown(&node, &device).await?;
+        grown(node, &device).await?;
         let status = async || claims.get("device").await.map(|claim| json!(claim.status));
         let waits = |status: &Value| status["allocatedResourceStatuses"]["storage"] == "NodeResizePending";
         let status = reached("the wait for the kubelet", status, waits).await?;
@@ -124,31 +119,27 @@ pub async fn a_claim_is_expanded(cluster: Arc<Cluster>) -> Result<(), Failure> {
         node.volumes.set_attached(&device, false);
         node.delete("files", &files).await?;
         node.delete("device", &device).await
-    };
-    sidecars.beside(steps).await?;
-    node.end(sidecars).await
+    })
+    .await
 }
 
 pub async fn a_claim_is_cloned(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (node, mut sidecars) = Node::start(&cluster, "clone", Provisioner::External, &[PROVISIONER]).await?;
-    let steps = async {
+    beside(&cluster, "clone", Provisioner::External, &[PROVISIONER], async |node: &Node| {
         let source = node.volume("data", block(json!({}))).await?;
         node.volumes.set_passes(3);
         let of_data = json!({"kind": "PersistentVolumeClaim", "name": "data"});
         let clone = node.volume("copy", block(json!({"dataSource": of_data, "resources": sized("2Gi")}))).await?;
-        grown(&node, &clone).await?;
+        grown(node, &clone).await?;
         assert_eq!(node.volumes.source(&clone), Some(source.clone()));
         // external-provisioner has added a finalizer to the source, and removes it.
         node.delete("data", &source).await?;
         node.delete("copy", &clone).await
-    };
-    sidecars.beside(steps).await?;
-    node.end(sidecars).await
+    })
+    .await
 }
 
 pub async fn a_sidecar_beside_the_own_provisioner_reports_the_remedy(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (node, mut sidecars) = Node::start(&cluster, "own", Provisioner::Own, &[PROVISIONER]).await?;
-    let steps = async {
+    beside(&cluster, "own", Provisioner::Own, &[PROVISIONER], async |node: &Node| {
         node.claim("data", json!({})).await?;
         let events = Api::<Event>::namespaced(node.admin.clone(), &node.name);
         let read = async || {
@@ -167,7 +158,6 @@ pub async fn a_sidecar_beside_the_own_provisioner_reports_the_remedy(cluster: Ar
             assert!(messages[0].contains(words), "{words:?} is not in {messages:?}");
         }
         remove(&node.claims(), "data").await
-    };
-    sidecars.beside(steps).await?;
-    node.end(sidecars).await
+    })
+    .await
 }

@@ -54,11 +54,30 @@ pub struct Node {
 }
 
 /// Running sidecars, which are killed on drop.
-pub struct Sidecars(Vec<(&'static str, Child)>);
+type Sidecars = Vec<(&'static str, Child)>;
+
+/// Runs the steps of a case on a new node, beside these sidecars. Fails when a sidecar ends: its reason is in the output
+/// of the test.
+pub async fn beside(
+    cluster: &Cluster,
+    name: &str,
+    provisioner: Provisioner,
+    programs: &[&'static str],
+    steps: impl AsyncFnOnce(&Node) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (node, mut sidecars) = Node::start(cluster, name, provisioner, programs).await?;
+    let ends = sidecars.iter_mut().map(|(program, child)| Box::pin(async move { (*program, child.wait().await) }));
+    tokio::select! {
+        done = steps(&node) => done?,
+        ((program, status), _, _) = select_all(ends) => return Err(format!("{program} has ended: {status:?}").into()),
+    }
+    drop(sidecars);
+    node.end().await
+}
 
 impl Node {
     /// Starts the plugin, and then these sidecars.
-    pub async fn start(
+    async fn start(
         cluster: &Cluster,
         name: &str,
         provisioner: Provisioner,
@@ -93,7 +112,7 @@ impl Node {
             command.env("NODE_NAME", name).env("NAMESPACE", name).env("POD_NAME", &pod);
             Ok((program, command.stdin(Stdio::null()).kill_on_drop(true).spawn()?))
         };
-        let sidecars = Sidecars(programs.iter().copied().map(start).collect::<Result<_, _>>()?);
+        let sidecars = programs.iter().copied().map(start).collect::<Result<_, _>>()?;
         let node = Self {
             admin,
             name: name.to_owned(),
@@ -154,22 +173,10 @@ impl Node {
     }
 
     /// Requires that the case has left no volume and no snapshot, and deletes its class and its namespace.
-    pub async fn end(self, sidecars: Sidecars) -> Result<(), Failure> {
-        drop(sidecars);
+    async fn end(self) -> Result<(), Failure> {
         assert_eq!((self.volumes.live(), self.volumes.retired()), (Vec::new(), Vec::new()));
         remove(&Api::<StorageClass>::all(self.admin.clone()), &self.name).await?;
         remove(&Api::<Namespace>::all(self.admin.clone()), &self.name).await
-    }
-}
-
-impl Sidecars {
-    /// Runs the steps of a case. Fails when a sidecar ends: its reason is in the output of the test.
-    pub async fn beside(&mut self, steps: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-        let ends = self.0.iter_mut().map(|(program, child)| Box::pin(async move { (*program, child.wait().await) }));
-        tokio::select! {
-            done = steps => done,
-            ((program, status), _, _) = select_all(ends) => Err(format!("{program} has ended: {status:?}").into()),
-        }
     }
 }
 

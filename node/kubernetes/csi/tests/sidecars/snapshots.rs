@@ -10,15 +10,14 @@ use serde_json::{Value, json};
 use volume::VolumeId;
 
 use crate::claims::{block, sized};
-use crate::node::{Node, PROVISIONER, SNAPSHOTTER};
+use crate::node::{Node, PROVISIONER, SNAPSHOTTER, beside};
 
 const STOP: Duration = Duration::from_secs(20);
 
 pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let controller = cluster.start_snapshots().await?;
     let programs = [PROVISIONER, SNAPSHOTTER];
-    let (node, mut sidecars) = Node::start(&cluster, "snapshot", Provisioner::External, &programs).await?;
-    let steps = async {
+    beside(&cluster, "snapshot", Provisioner::External, &programs, async |node: &Node| {
         let source = node.volume("data", block(json!({}))).await?;
         node.volumes.set_passes(3);
         let snapshots = &node.snapshots.snapshots;
@@ -54,9 +53,8 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
         gone(&node.snapshots.contents, content).await?;
         assert_eq!(node.volumes.record(&id), None, "the snapshot is removed before its content");
         node.delete("restored", &restored).await
-    };
-    sidecars.beside(steps).await?;
-    node.end(sidecars).await?;
+    })
+    .await?;
     controller.stop(STOP).await?;
     Ok(())
 }
