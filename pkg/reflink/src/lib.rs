@@ -1,12 +1,13 @@
 //! Files that share blocks: [`clone_file`] creates one, [`TreeClone`] a whole tree of them, [`extents`] shows what is
 //! shared, [`unshare`] ends it.
 //!
-//! XFS with `reflink=1`, the default of mkfs.xfs since 5.1. Linux 4.9; trees: Linux 5.6.
+//! XFS with `reflink=1`, the default of mkfs.xfs since 5.1. Linux 4.9; trees: Linux 5.6; [`for_each_shared`]: Linux
+//! 5.17.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
 mod extent;
-#[expect(unsafe_code, reason = "FICLONE and FS_IOC_FIEMAP have no wrapper in nix")]
+#[expect(unsafe_code, reason = "the ioctls of shared blocks and of handles have no wrapper in nix")]
 mod sys;
 mod tree;
 
@@ -58,6 +59,10 @@ pub fn clone_range(from: impl AsFd, start: Bytes, length: Bytes, to: impl AsFd, 
 ///
 /// XFS reserves quota for the copied blocks and, after that, for the length of the range: choose a range for which the
 /// quota of `file` has space.
+///
+/// As a write does, the call first removes the capability of the file (`security.capability`), without `CAP_FSETID`
+/// also set-ID bits, and sets the times of modification and change: `file_modified`, fs/inode.c. The files of
+/// [`for_each_shared`] keep them.
 ///
 /// # Errors
 /// `ENOSPC` or `EDQUOT`: a part of the range may be unshared. `EINTR`: repeat the call. `EOPNOTSUPP`: the file system

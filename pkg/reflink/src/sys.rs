@@ -1,8 +1,11 @@
 //! The ioctls of shared blocks that nix lacks.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::ptr;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 
 /// Maximum number of extents that one call returns.
 const BATCH: u32 = 64;
@@ -60,10 +63,30 @@ impl Map {
     }
 }
 
+/// `struct xfs_handle`, fs/xfs/libxfs/xfs_fs.h: the ID of the file system, then length, padding and generation, then
+/// the inode number. Only the kernel reads it.
+type Handle = [u64; 3];
+
+/// `struct xfs_fsop_handlereq`, fs/xfs/libxfs/xfs_fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandleRequest {
+    fd: u32,
+    path: *const c_void,
+    flags: u32,
+    from: *const Handle,
+    from_length: u32,
+    to: *mut Handle,
+    to_length: *mut u32,
+}
+const _: () = assert!(size_of::<HandleRequest>() == 56);
+
 mod ioctl {
     nix::ioctl_write_int!(ficlone, 0x94, 9);
     nix::ioctl_write_ptr!(ficlonerange, 0x94, 13, super::Range);
     nix::ioctl_readwrite_bad!(fiemap, nix::request_code_readwrite!(b'f', 11, super::HEADER), super::Map);
+    nix::ioctl_readwrite!(fd_to_handle, b'X', 106, super::HandleRequest);
+    nix::ioctl_readwrite!(open_by_handle, b'X', 107, super::HandleRequest);
 }
 
 /// `FICLONE`, ioctl_ficlone(2).
@@ -106,4 +129,35 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> Result<Map, Errno> {
     // valid.
     unsafe { ioctl::fiemap(file.as_raw_fd(), &raw mut map) }?;
     Ok(map)
+}
+
+/// Opens the regular file of a descriptor again, for reading and writing, such that reads and writes change no time of
+/// it: `xfs_open_by_handle` (fs/xfs/xfs_handle.c) sets `O_NOATIME` and `FMODE_NOCMTIME`, with which `file_modified`
+/// (fs/inode.c) only removes privileges. `dir` is a directory on the same mount.
+///
+/// `XFS_IOC_FD_TO_HANDLE` and `XFS_IOC_OPEN_BY_HANDLE`, xfsctl(3); needs `CAP_SYS_ADMIN`. The handle is that of the
+/// open inode, so no name is resolved. The kernel cannot set `FD_CLOEXEC` in the call: a program that another thread
+/// starts before `fcntl` inherits the descriptor.
+pub(crate) fn open_timeless(dir: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let (mut handle, mut length) = ([0; 3], 0);
+    let mut request = HandleRequest {
+        fd: u32::try_from(file.as_raw_fd()).map_err(|_| Errno::EBADF)?,
+        path: ptr::null(),
+        flags: OFlag::O_RDWR.bits().cast_unsigned(),
+        from: ptr::null(),
+        from_length: 0,
+        to: &raw mut handle,
+        to_length: &raw mut length,
+    };
+    // SAFETY: both descriptors are open during the call. The kernel reads the request (size asserted above), and writes
+    // at most one `struct xfs_handle`, for which `handle` has space, and its length, an `int`; it keeps no pointer.
+    unsafe { ioctl::fd_to_handle(dir.as_raw_fd(), &raw mut request) }?;
+    (request.from, request.from_length) = (&raw const handle, length);
+    // SAFETY: `dir` is open during the call. The kernel reads the request and `length` bytes of `handle`, which it has
+    // written; it keeps no pointer.
+    let opened = unsafe { ioctl::open_by_handle(dir.as_raw_fd(), &raw mut request) }?;
+    // SAFETY: the kernel has returned a new descriptor, which has no other owner.
+    let opened = unsafe { OwnedFd::from_raw_fd(opened) };
+    fcntl(&opened, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    Ok(opened)
 }

@@ -5,19 +5,15 @@
 //! copied them.
 
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::slice;
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::Dir;
 use fsquota::{Limits, ProjectId, Quotas, Usage};
-use nix::errno::Errno;
-use nix::sys::stat::{fstat, futimens};
-use nix::sys::time::TimeSpec;
+use nix::sys::stat::fstat;
 use nix::unistd::syncfs;
 use reflink::{CompleteTree, Extent, TreeClone, TreeError, for_each_shared};
-use rustix::fs::XattrFlags;
-use rustix::io::Errno as XattrErrno;
 use tracing::info;
 use units::Bytes;
 
@@ -38,11 +34,6 @@ const SHORT: Duration = Duration::from_millis(200);
 /// Passes before the last one. Each of them keeps former versions of changed files, for which the limit of the copy has
 /// space once.
 const PASSES: u32 = 2;
-
-/// Attribute that Linux removes when a file is written, also when the blocks of a copy are copied.
-const CAPABILITY: &str = "security.capability";
-/// `XATTR_CAPS_SZ_3`, include/uapi/linux/capability.h.
-const CAPABILITY_SIZE: usize = 24;
 
 impl Store {
     /// Clones all files of the source into a new directory, with the source locked. Returns the instant of the content.
@@ -114,6 +105,10 @@ pub(crate) fn fits(used: Usage, limits: Limits) -> bool {
 /// Runs one pass over a cloned tree, until its files share no block. The time of the pass begins with the first shared
 /// block, so that each pass copies some blocks.
 ///
+/// The files keep their times. A pass that a kill or a power cut ends can leave one file without its capability, which
+/// the next pass restores ([`for_each_shared`]). No tenant reads such a file: until a pass over all files has ended, the
+/// copy is in `staging`, and it is not the source of another copy.
+///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
 pub(crate) fn end_sharing(
@@ -132,26 +127,34 @@ pub(crate) fn end_sharing(
         quotas.settled(project).map(drop).map_err(ActError::Quota)
     };
     let (start, mut end) = (Instant::now(), None);
-    let visited = for_each_shared(dir, |file, extent| {
-        let end = *end.get_or_insert_with(|| end_of_pass(start, Instant::now(), pass));
-        let copied = match unshare(file, anchor, extent, end, cycle) {
-            Err(error) if error.is_full() => free().and_then(|()| unshare(file, anchor, extent, end, cycle)),
-            copied => copied,
-        };
-        match copied {
-            Ok(true) => ControlFlow::Continue(()),
-            Ok(false) => ControlFlow::Break(ActError::Copying { left: size }),
-            Err(error) => ControlFlow::Break(error),
-        }
-    })?;
-    match visited {
+    let mut visit = || {
+        let visited = for_each_shared(dir, |file, extent| {
+            let end = *end.get_or_insert_with(|| end_of_pass(start, Instant::now(), pass));
+            let copied = match unshare(file, anchor, extent, end, cycle) {
+                Err(error) if error.is_full() => free().and_then(|()| unshare(file, anchor, extent, end, cycle)),
+                copied => copied,
+            };
+            match copied {
+                Ok(true) => ControlFlow::Continue(()),
+                Ok(false) => ControlFlow::Break(ActError::Copying { left: size }),
+                Err(error) => ControlFlow::Break(error),
+            }
+        });
+        visited.map_err(ActError::from)
+    };
+    let visited = match visit() {
+        // A capability did not fit.
+        Err(error) if error.is_full() => free().and_then(|()| visit()),
+        visited => visited,
+    };
+    match visited? {
         ControlFlow::Continue(()) => free(),
         ControlFlow::Break(error) => Err(error),
     }
 }
 
-/// Copies the blocks of an extent in pieces, until `end`, and at least one. Returns whether all are copied. The file
-/// keeps the attributes that a write changes; if the process is killed meanwhile, its last file may lose them.
+/// Copies the blocks of an extent in pieces, until `end`, and at least one. Returns whether all are copied, before
+/// `end`.
 fn unshare(
     file: BorrowedFd<'_>,
     anchor: &mut Anchor<'_>,
@@ -161,35 +164,21 @@ fn unshare(
 ) -> Result<bool, ActError> {
     let stat = fstat(file).map_err(clone_failed("examine"))?;
     let size = Bytes::new(u64::try_from(stat.st_size).unwrap_or_default());
-    let mut capability = [0; CAPABILITY_SIZE];
-    let capability = match rustix::fs::fgetxattr(file, CAPABILITY, &mut capability[..]) {
-        Ok(length) => Some(&capability[..length]),
-        Err(XattrErrno::NODATA) => None,
-        Err(error) => return Err(clone_failed("examine")(Errno::from_raw(error.raw_os_error()))),
-    };
     let mut at = extent.start;
-    let copied = loop {
+    loop {
         let length = extent.end().saturating_sub(at).min(PIECE);
-        let copied = cycle.run(|| {
+        cycle.run(|| {
             // The last shared block of a file may be behind the end of its content.
             let kept = match size.saturating_sub(at).min(length) {
                 Bytes::ZERO => Ok(()),
                 within => anchor.keep(file, at, within),
             };
             kept.and_then(|()| anchor.unshare(file, at, length))
-        });
+        })?;
         at = at.saturating_add(length);
-        match copied {
-            Ok(()) if at < extent.end() && Instant::now() < end => {}
-            copied => break copied,
+        let is_late = Instant::now() >= end;
+        if is_late || at >= extent.end() {
+            return Ok(!is_late);
         }
-    };
-    let time = |seconds, nanoseconds| TimeSpec::new(seconds, nanoseconds);
-    if let Some(capability) = capability {
-        let set = rustix::fs::fsetxattr(file, CAPABILITY, capability, XattrFlags::empty());
-        set.map_err(|error| clone_failed("restore the attributes of")(Errno::from_raw(error.raw_os_error())))?;
     }
-    futimens(file.as_fd(), &time(stat.st_atime, stat.st_atime_nsec), &time(stat.st_mtime, stat.st_mtime_nsec))
-        .map_err(clone_failed("restore the times of"))?;
-    copied.map(|()| at >= extent.end() && Instant::now() < end)
 }

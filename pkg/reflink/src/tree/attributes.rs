@@ -25,6 +25,12 @@ const LARGEST: usize = 1 << 16;
 /// Prefix of the names that POSIX ACLs have on the disk. For root, XFS lists ACLs twice: also by these names.
 const ACL_ON_DISK: &[u8] = b"trusted.SGI_ACL_";
 
+/// The capability of a file, which the kernel removes before each write.
+const CAPABILITY: &[u8] = b"security.capability";
+/// Copy of the capability while the sharing of the file ends. It needs `CAP_SYS_ADMIN`, so a tenant cannot set it. A
+/// clone of the file has it too, until its own sharing ends.
+const KEPT: &[u8] = b"trusted.reflink.capability";
+
 /// Copies the attributes of `from`, whose status is `stat`, to `to`. The content has to be copied before: a write
 /// clears set-ID bits and capabilities, as a change of the owner does.
 pub(super) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat: &FileStat) -> Result<(), Fault> {
@@ -58,6 +64,28 @@ pub(super) fn copy_entry(
     }
     let (access, modification) = times(stat);
     utimensat(dir, name, &access, &modification, UtimensatFlags::NoFollowSymlink).map_err(Fault::Target)
+}
+
+/// Keeps the capability of a file, if it has one, during writes.
+///
+/// XFS logs the changes of a file in their order: after a kill or a power cut at any moment, the file has the
+/// capability, or the copy, or both.
+pub(super) fn keep_capability(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    duplicate(&Inode::Open(file), CAPABILITY, KEPT).map(drop)
+}
+
+/// Restores the capability that [`keep_capability`] has kept, if any.
+pub(super) fn restore_capability(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    let file = Inode::Open(file);
+    if duplicate(&file, KEPT, CAPABILITY)? { file.remove(KEPT) } else { Ok(()) }
+}
+
+/// Sets an attribute to the value of another one, if the file has that one. Returns whether it has.
+fn duplicate(file: &Inode<'_>, from: &[u8], to: &[u8]) -> Result<bool, Errno> {
+    match file.get(from) {
+        Err(Errno::ENODATA) => Ok(false),
+        value => file.set(to, &value?).map(|()| true),
+    }
 }
 
 pub(super) fn set_times(inode: BorrowedFd<'_>, stat: &FileStat) -> Result<(), Errno> {

@@ -3,11 +3,13 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::ops::ControlFlow;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
 use fsquota::ProjectId;
+use nix::sys::stat::fstat;
 use reflink::{Extent, for_each_shared, unshare};
+use rustix::fs::{XattrFlags, fgetxattr, lgetxattr, lremovexattr, lsetxattr};
 use units::Bytes;
 
 use crate::description::shared;
@@ -75,7 +77,7 @@ fn the_limit_of_the_source_is_lowered_as_the_sharing_ends() {
     stage.limit(SOURCE, Bytes::new(LIMIT.get() + SIZE.get()));
     stage.complete(stage.begin());
     let mut left = SIZE.get();
-    let copy = |file: std::os::fd::BorrowedFd<'_>, extent: Extent| {
+    let copy = |file: BorrowedFd<'_>, extent: Extent| {
         let mut at = extent.start.get();
         while at < extent.end().get() {
             let length = PIECE.min(extent.end().get() - at);
@@ -100,9 +102,8 @@ fn a_visit_can_end_early_and_the_next_one_continues() {
     stage.complete(stage.begin());
     let mut visits = 0;
     loop {
-        let first = |file: std::os::fd::BorrowedFd<'_>, extent: Extent| {
-            ControlFlow::Break(unshare(file, extent.start, extent.length))
-        };
+        let first =
+            |file: BorrowedFd<'_>, extent: Extent| ControlFlow::Break(unshare(file, extent.start, extent.length));
         match for_each_shared(File::open(&stage.to).unwrap(), first).unwrap() {
             ControlFlow::Break(done) => done.unwrap(),
             ControlFlow::Continue(()) => break,
@@ -111,4 +112,50 @@ fn a_visit_can_end_early_and_the_next_one_continues() {
         assert!(visits < 1000);
     }
     assert!(visits >= FILES && stage.sizes() == [0; 2], "{visits}");
+}
+
+/// Regression: `unshare` changed times and removed capabilities until the caller had restored them.
+#[test]
+fn files_have_their_times_and_capabilities_whenever_the_end_of_their_sharing_stops() {
+    const CAPABILITY: &str = "security.capability";
+    const KEPT: &str = "trusted.reflink.capability";
+    let stage = Stage::populated();
+    stage.complete(stage.begin());
+    let mut kept = 0;
+    let copy = |file: BorrowedFd<'_>, extent: Extent| {
+        let times = || {
+            let stat = fstat(file).unwrap();
+            let changed = (stat.st_ctime, stat.st_ctime_nsec);
+            ((stat.st_atime, stat.st_atime_nsec), (stat.st_mtime, stat.st_mtime_nsec), changed)
+        };
+        let has = |name: &str| fgetxattr(file, name, &mut [0; 32][..]).is_ok();
+        let before = times();
+        let has_capability = has(CAPABILITY);
+        assert_eq!(has(KEPT), has_capability);
+        unshare(file, extent.start, extent.length).unwrap();
+        let after = times();
+        assert_eq!((after.0, after.1), (before.0, before.1));
+        if has_capability {
+            // The kernel has removed the other one.
+            assert!(has(KEPT) && !has(CAPABILITY));
+            kept += 1;
+        } else {
+            assert_eq!(after.2, before.2);
+        }
+        ControlFlow::<()>::Continue(())
+    };
+    let visited = for_each_shared(File::open(&stage.to).unwrap(), copy).unwrap();
+    assert!(visited.is_continue() && kept == 1, "{kept} files with a capability");
+    stage.expect_equal();
+
+    // The state after a kill before the capability of the file, which shares nothing any more, is restored.
+    let path = stage.to.join("mode");
+    assert_eq!(shared(&path), 0);
+    let mut value = [0; 20];
+    lgetxattr(&path, CAPABILITY, &mut value[..]).unwrap();
+    lsetxattr(&path, KEPT, &value, XattrFlags::empty()).unwrap();
+    lremovexattr(&path, CAPABILITY).unwrap();
+    let none = |_: BorrowedFd<'_>, _: Extent| ControlFlow::Break(());
+    assert!(for_each_shared(File::open(&stage.to).unwrap(), none).unwrap().is_continue());
+    stage.expect_equal();
 }

@@ -194,6 +194,9 @@ pub fn id(text: &str) -> VolumeId {
     text.parse().expect("it is an identifier")
 }
 
+/// `CAP_NET_BIND_SERVICE`, permitted and effective: `struct vfs_cap_data`, version 2, include/uapi/linux/capability.h.
+pub const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 pub const INODES: Inodes = Inodes::new(128);
 
 /// Request for 16 MiB of files, for a claim with the volume's name.

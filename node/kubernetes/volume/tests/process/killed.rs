@@ -55,10 +55,12 @@ const UNCHANGED: [i64; 19] = [
 pub fn may_change_files(call: &Call<'_>) -> bool {
     const GET_FLAGS: u64 = 0x801c_581f; // FS_IOC_FSGETXATTR
     const MAP: u64 = 0xc020_660b; // FS_IOC_FIEMAP
+    const GET_HANDLE: u64 = 0xc038_586a; // XFS_IOC_FD_TO_HANDLE
+    const OPEN_HANDLE: u64 = 0xc038_586b; // XFS_IOC_OPEN_BY_HANDLE
     const SET_LIMITS: u64 = 0x5804; // Q_XSETQLIM
     let [_, command, flags, ..] = call.arguments();
     match call.number() {
-        libc::SYS_ioctl => command != GET_FLAGS && command != MAP,
+        libc::SYS_ioctl => ![GET_FLAGS, MAP, GET_HANDLE, OPEN_HANDLE].contains(&command),
         // QCMD: the lowest byte is the kind of quota.
         libc::SYS_quotactl_fd => command >> 8 == SET_LIMITS,
         // The standard library reads the number of CPUs from files.
