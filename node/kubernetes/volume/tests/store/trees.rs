@@ -25,20 +25,22 @@ use crate::alone::Alone;
 use crate::cgroup::Pod;
 use crate::cloning::{FULL, LARGER};
 use crate::node::{
-    INODES, NoPods, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
+    CAPABILITY, INODES, NoPods, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized,
+    without_pods,
 };
 use crate::snapshots::{snapshot_of, taken};
 use crate::sys::{overwrite_mapped, unwritten_pages};
 
 const SMALL: usize = 40;
 
-/// Creates a volume that has no space left, with a large file, small ones, a hard link, an attribute and a hole.
+/// Creates a volume that has no space left, with a large file, small ones, a hard link, attributes and a hole.
 pub fn full(node: &Node, size: Bytes) -> (VolumeId, Record, PathBuf) {
     let (source, record) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: INODES }, size));
     let top = node.path("live", &source);
     fs::create_dir(top.join("small")).unwrap();
     let hole = File::create(top.join("hole")).unwrap();
     hole.write_all_at(&[1; 4096], 1 << 20).unwrap();
+    rustix::fs::fsetxattr(&hole, "security.capability", &CAPABILITY, rustix::fs::XattrFlags::empty()).unwrap();
     overwrite_small(&top, 1);
     fs::hard_link(top.join("small/0"), top.join("link")).unwrap();
     rustix::fs::setxattr(top.join("link"), "user.name", b"value", rustix::fs::XattrFlags::empty()).unwrap();
@@ -176,6 +178,9 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     assert_eq!(copied.ino(), fs::metadata(copy.join("small/0")).unwrap().ino());
     let mut value = [0; 8];
     assert_eq!(rustix::fs::getxattr(copy.join("link"), "user.name", &mut value[..]).unwrap(), 5);
+    let mut capability = [0; CAPABILITY.len()];
+    rustix::fs::getxattr(copy.join("hole"), "security.capability", &mut capability[..]).unwrap();
+    assert_eq!(capability, CAPABILITY);
     assert_eq!(fs::metadata(copy.join("hole")).unwrap().blocks() * 512, 4096);
     assert_eq!(node.limits(from.project).bytes, Some(FULL));
     assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
