@@ -24,7 +24,7 @@ use crate::notice::Pod;
 use crate::quantity;
 use crate::snapshot::object::Content;
 
-/// The only list of reasons: a test below compares it with docs/operations/events.md.
+/// The only list of reasons: a test compares it with docs/operations/events.md.
 macro_rules! reasons {
     ($($variant:ident: $type:ident $name:literal,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -537,49 +537,4 @@ pub(crate) fn shortened(mut text: String) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use cluster::EVENT_RATE;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const PAGE: &str = include_str!("../../../../docs/operations/events.md");
-
-    #[test]
-    fn the_page_has_the_limit_of_a_namespace() {
-        let limit = format!("{} events at once, beyond {} in a second", EVENT_RATE.burst, EVENT_RATE.per_second);
-        assert!(PAGE.contains(&limit), "events.md does not have: {limit}");
-    }
-
-    #[test]
-    fn the_page_describes_every_event() {
-        let (_, section) = PAGE.split_once("\n## The node's events\n").expect("the heading");
-        let (section, _) = section.split_once("\n## ").expect("the next heading");
-        let rows: Vec<Vec<&str>> =
-            section.lines().filter(|line| line.starts_with("| `")).map(|row| row.split('|').collect()).collect();
-        let reasons = |row: &[&'static str]| row[1].split('`').skip(1).step_by(2);
-        let described: BTreeSet<&str> = rows.iter().flat_map(|row| reasons(row)).collect();
-        assert_eq!(described, Reason::ALL.iter().map(|reason| reason.name()).collect());
-        for warning in Reason::ALL.iter().filter(|reason| matches!(reason.type_(), EventType::Warning)) {
-            for row in rows.iter().filter(|row| reasons(row).any(|name| name == warning.name())) {
-                assert!(!row[4].trim().is_empty(), "no remedy: {row:?}");
-            }
-        }
-        let (_, waiting) = section.split_once("\nEvents of success (").expect("the events that wait");
-        let (waiting, _) = waiting.split_once(')').expect("the end of the list");
-        let postponed = Reason::ALL.iter().filter(|reason| reason.wait_and_limit().0 > Duration::ZERO);
-        let described: BTreeSet<&str> = waiting.split('`').skip(1).step_by(2).collect();
-        assert_eq!(described, postponed.map(|reason| reason.name()).collect());
-    }
-
-    proptest! {
-        #[test]
-        fn a_long_note_is_shortened_at_a_character(text in "(ä|b|€){0,2000}") {
-            let short = shortened(text.clone());
-            prop_assert!(short.len() <= NOTE_LEN && text.starts_with(&short));
-            prop_assert!(text.len() - short.len() == 0 || short.len() > NOTE_LEN - 4);
-        }
-    }
-}
+mod tests;

@@ -11,6 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
+use units::Bytes;
 use volume::{Record, State, VolumeId};
 
 use crate::node::{Node, until};
@@ -84,6 +85,7 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     let state = |id: &VolumeId| node.volumes.record(id).map(|record| record.state);
     assert!(members.iter().all(|id| state(id) == Some(State::Complete)));
     assert_eq!(api.group_contents.get(&name).await?.labels().get(MANAGED_BY), Some(&node.name));
+    let reserved: Bytes = members.iter().filter_map(|id| node.volumes.record(id)).map(|record| record.reserved()).sum();
     node.volumes.set_passes(0);
     until("the end of the copies", async || {
         let states: Vec<_> = members.iter().map(state).collect();
@@ -98,8 +100,9 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
         assert_eq!((&info["restoreSize"], &info["readyToUse"]), (&(1_u64 << 30).into(), &true.into()));
         assert_eq!(info["creationTime"], infos[0]["creationTime"], "one instant");
     }
+    let cost = format!("2 snapshots at one instant; until their blocks are copied, they reserve {reserved};");
     for object in ["both", name.as_str()] {
-        node.event_with(object, "GroupSnapshotTaken", &["2 snapshots at one instant", "reserve"]).await?;
+        node.event_with(object, "GroupSnapshotTaken", &[&cost]).await?;
     }
 
     // A member is a snapshot, and its content takes no other snapshot.

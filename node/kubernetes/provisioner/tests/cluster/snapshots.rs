@@ -51,7 +51,7 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
     let taken = UNIX_EPOCH + Duration::from_nanos(status["creationTime"].as_u64().unwrap_or_default());
     assert!((before..=SystemTime::now()).contains(&taken), "{status}");
     for object in ["before", name.as_str()] {
-        node.event_with(object, "SnapshotTaken", &["1 GiB", "reserves"]).await?;
+        node.event_with(object, "SnapshotTaken", &["snapshot of 1 GiB; it reserves 1.01 GiB (1085027328 B)"]).await?;
         let events = node.events(object).await?;
         assert!(events.iter().all(|event| event.type_.as_deref() == Some("Normal")), "{events:?}");
     }
