@@ -9,6 +9,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::directory::MARK;
+use crate::status;
 use crate::volumes::{DEVICE, DIRECTORY};
 
 /// Group with the snapshots of the device and of the files.
@@ -25,7 +26,12 @@ pub const KEPT: &str = "kept";
 
 /// Takes snapshots with the default classes. The pods with the volumes are briefly frozen.
 pub async fn take(case: &Case) -> Result<(), Failure> {
+    const PAUSES: &str = "granary_pod_pause_duration_seconds_count";
+    let before = status::number(case, PAUSES).await?;
     tokio::try_join!(group_is_taken(case), taken(case, OF_FILES, "data"))?;
+    // The first pod runs with both volumes: the group and the snapshot of the files each freeze it.
+    let after = status::number(case, PAUSES).await?;
+    assert!(before.is_some_and(|before| after >= Some(before + 2)), "pauses: {before:?}, then {after:?}");
     Ok(())
 }
 
