@@ -244,10 +244,15 @@ pub async fn a_pod_writes_only_contents_of_its_node(cluster: Arc<Cluster>) -> Re
     denied(create(&one, kept("n1", "snapshot-of-another")).await, FOREIGN_CONTENT);
     create(&one, kept("n1", "snapshot-kept")).await?;
 
-    let reclaimer = contents(RECLAIMER, Some("n1")).await?;
-    reclaimer.get(&name).await?;
-    forbidden(reclaimer.list(&kube::api::ListParams::default()).await);
-    forbidden(merge_status(&reclaimer, &name, status(&handle)).await);
+    // The reclaimer reads the node of a snapshot that a claim names as its source.
+    let reclaimer = SnapshotApi::of(pods.client(RECLAIMER, Some("n1")).await?, "default");
+    for (objects, name) in [(&reclaimer.snapshots, "before"), (&reclaimer.contents, name.as_str())] {
+        objects.get(name).await?;
+        forbidden(objects.list(&kube::api::ListParams::default()).await);
+        forbidden(merge(objects, name, json!({"metadata": {"labels": {MANAGED_BY: "n1"}}})).await);
+        forbidden(merge_status(objects, name, status(&handle)).await);
+        forbidden(objects.delete(name, &DeleteParams::default()).await);
+    }
     remove(&api.contents, "snapshot-kept").await?;
     api.force("before", &name).await
 }
