@@ -208,6 +208,13 @@ mod tests {
     }
 
     #[test]
+    fn the_total_is_the_size_while_the_limit_is_higher() {
+        let found = usage(&quota(Some(10), Some(8), (9, 1)));
+        let found: Vec<_> = found.iter().map(|entry| (entry.unit(), entry.total, entry.available)).collect();
+        assert_eq!(found, [(Unit::Bytes, 10, 1), (Unit::Inodes, 8, 7)]);
+    }
+
+    #[test]
     fn device_errors_are_abnormal_conditions() {
         assert!(!block(Some(WORKS)).abnormal);
         let cases = [
