@@ -181,7 +181,8 @@ fn change_partition(
 ///
 /// `NVME_IOCTL_ADMIN_CMD`, Linux 3.3.
 pub(crate) fn smart_log(disk: BorrowedFd<'_>) -> Result<[u8; LOG_SIZE], Errno> {
-    let mut log = [0; LOG_SIZE];
+    // Zeros would be a log without warnings, also if the controller wrote nothing.
+    let mut log = [0xff; LOG_SIZE];
     let mut command = NvmeCommand {
         opcode: GET_LOG,
         namespace: ALL_NAMESPACES,
