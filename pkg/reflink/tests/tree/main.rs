@@ -1,4 +1,5 @@
 //! Clones of trees on a real XFS.
+#![deny(unsafe_code)]
 
 mod description;
 mod frozen;
@@ -6,6 +7,8 @@ mod history;
 mod hostile;
 mod population;
 mod sharing;
+#[expect(unsafe_code, reason = "leases have no wrapper in nix")]
+mod sys;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
@@ -16,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use description::{describe, shared};
 use fsquota::{Limits, ProjectId};
-use ktest_support::{Tmpfs, XfsDisk, unmount};
+use ktest_support::{Tmpfs, XfsDisk, eventually, unmount};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MsFlags, mount};
@@ -230,7 +233,7 @@ fn unchanged_entries_are_not_cloned_again() {
 }
 
 #[test]
-fn large_directories_are_cloned_by_several_threads() {
+fn large_directories_are_cloned_in_pieces() {
     /// More names than a listing of 8 KiB has, and than three pieces of work.
     const FILES: u64 = 400;
     let stage = Stage::new();
@@ -246,6 +249,32 @@ fn large_directories_are_cloned_by_several_threads() {
     }
     let counts = stage.complete(clone);
     assert_eq!(counts.removed, FILES / 2);
+    stage.expect_equal();
+}
+
+#[test]
+fn two_directories_are_cloned_at_once() {
+    let stage = Stage::new();
+    let files = ["one/file", "two/file"];
+    for file in files {
+        let path = stage.from.join(file);
+        fs::create_dir(path.parent().unwrap()).unwrap();
+        fs::write(path, "first").unwrap();
+    }
+    let clone = stage.approached();
+    for file in files {
+        fs::write(stage.from.join(file), "second").unwrap();
+    }
+    let leased = files.map(|file| File::open(stage.to.join(file)).unwrap());
+    leased.iter().for_each(sys::lease);
+    thread::scope(|scope| {
+        scope.spawn(|| clone.complete(None).unwrap().finish().unwrap());
+        // A single thread would wait for the first lease and not come to the second file.
+        eventually("threads that wait for both leases", || {
+            fs::read_to_string("/proc/locks").unwrap().matches("BREAKING").count() == files.len()
+        });
+        drop(leased);
+    });
     stage.expect_equal();
 }
 
