@@ -161,17 +161,19 @@ fn a_volume_with_io_limits_is_read_by_no_earlier_release() {
 fn files_of_a_source_are_read_by_no_earlier_release() {
     let content =
         br#"{"version":6,"claim":{"uid":"u","namespace":"n","name":"s"},"class":"local","mode":{"snapshot_tree":
-        {"taken":{"secs_since_epoch":1,"nanos_since_epoch":2},"inodes":64}},"size_bytes":4096,"project":7,
-        "cloning":{"source":"pvc-1","headroom":4096,"complete":true}}"#;
+        {"taken":{"secs_since_epoch":1,"nanos_since_epoch":2},"inodes":64}},"size_bytes":1073741824,"project":7,
+        "cloning":{"source":"pvc-1","headroom":1073741824,"complete":true}}"#;
     let record = Record::parse(content, State::Staged).unwrap();
     assert!(record.mode.is_snapshot() && !record.mode.is_block());
     assert_eq!(record.mode.taken(), Some(SystemTime::UNIX_EPOCH + Duration::new(1, 2)));
     assert!(record.to_bytes().unwrap().starts_with(br#"{"version":6,"#));
     let restored = Record { mode: Mode::Filesystem { inodes: Inodes::new(64) }, ..record };
     assert!(restored.to_bytes().unwrap().starts_with(br#"{"version":6,"#));
-    let unfinished =
-        Record { cloning: Some(Cloning::new("pvc-1".parse().unwrap(), Bytes::new(4096))), ..restored.clone() };
-    assert!(unfinished.reserved() >= restored.reserved().saturating_add(Bytes::new(4096)), "former versions of files");
+    let unfinished = Record { cloning: Some(Cloning::new("pvc-1".parse().unwrap(), Bytes::GIB)), ..restored.clone() };
+    // Three times the size while former versions of files are kept, then two and a quarter times.
+    let space = |size: u64, files: u64| image::taken(Bytes::new(size)).saturating_add(inodes(Inodes::new(files)));
+    assert_eq!(unfinished.reserved(), space(2 << 30, 2 * 64 + 16).saturating_add(Bytes::GIB));
+    assert_eq!(restored.reserved(), space(5 << 28, 64 + 16).saturating_add(Bytes::GIB));
     let finished = Record { cloning: None, ..restored };
     assert!(finished.to_bytes().unwrap().starts_with(br#"{"version":2,"#), "earlier releases read it again");
 }
