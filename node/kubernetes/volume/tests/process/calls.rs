@@ -1,10 +1,12 @@
 //! Numbers of system calls of operations, which do not depend on the number of volumes.
 
 use std::fs::File;
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
+use std::thread;
 
-use ktest_support::XfsDisk;
-use ktest_support::process::calls;
+use ktest_support::process::{Traced, calls};
+use ktest_support::{XfsDisk, eventually};
 use nix::libc::{
     SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_fchmod, SYS_fsync, SYS_ioctl, SYS_mkdirat, SYS_nanosleep,
     SYS_openat2, SYS_pwrite64, SYS_quotactl_fd, SYS_renameat2,
@@ -77,6 +79,33 @@ fn one_force_is_enough_for_all_announcements_before_it() {
     let made = calls(|| ids.iter().for_each(|id| drop(node.store.open_volume(id).unwrap())));
     let again = [SYS_openat2, SYS_close];
     assert_eq!(made, [&[SYS_openat2, SYS_fsync, SYS_close][..], &again, &again].concat());
+}
+
+/// A force of the log takes as long as the writes of all pods before it. No lock of the store is held meanwhile.
+#[test]
+fn other_volumes_are_opened_and_announced_during_a_force() {
+    let node = Node::new();
+    let durable = node.made(&small("pvc-1")).0;
+    drop(node.store.open_volume(&durable).unwrap());
+    let staged = id("pvc-2");
+    node.store.provision(&staged, &small("pvc-2")).unwrap();
+    let forcing = node.made(&small("pvc-3")).0;
+    let (begun, mut begin) = io::pipe().unwrap();
+    let mut child = Traced::start(|| {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                (&begun).read_exact(&mut [0]).unwrap();
+                drop(node.store.open_volume(&durable).unwrap());
+                node.store.announce(&staged).unwrap();
+            });
+            drop(node.store.open_volume(&forcing).unwrap());
+        });
+    });
+    // The first thread stops before the kernel forces the log. The calls of the other one are not stopped.
+    while child.next_call().expect("a force").number() != SYS_fsync {}
+    begin.write_all(&[0]).unwrap();
+    eventually("the announcement of another volume", || node.traces(&staged).contains(&"records"));
+    while child.next_call().is_some() {}
 }
 
 #[test]
