@@ -4,13 +4,12 @@ use std::convert::Infallible;
 use std::future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
-use http::{Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, BodyStream, Full, StreamBody};
@@ -54,8 +53,15 @@ pub struct FaultyServer {
 #[derive(Clone)]
 struct Shared {
     client: Client,
-    fault: Arc<watch::Sender<Fault>>,
-    inflicted: Arc<AtomicU64>,
+    fault: Arc<watch::Sender<(Fault, Scope)>>,
+    affected: Arc<Mutex<Vec<String>>>,
+}
+
+/// Requests that a fault affects, with their responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    All,
+    Changes,
 }
 
 impl FaultyServer {
@@ -63,7 +69,8 @@ impl FaultyServer {
     pub async fn start(client: Client) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let shared = Shared { client, fault: Arc::new(watch::Sender::new(Fault::None)), inflicted: Arc::default() };
+        let fault = Arc::new(watch::Sender::new((Fault::None, Scope::All)));
+        let shared = Shared { client, fault, affected: Arc::default() };
         let serving = tokio::spawn(serve(listener, shared.clone()));
         Ok(Self { address, shared, serving })
     }
@@ -74,12 +81,17 @@ impl FaultyServer {
     }
 
     pub fn set(&self, fault: Fault) {
-        self.shared.fault.send_replace(fault);
+        self.shared.fault.send_replace((fault, Scope::All));
     }
 
-    /// Number of requests and responses that a fault has affected.
-    pub fn inflicted(&self) -> u64 {
-        self.shared.inflicted.load(Ordering::SeqCst)
+    /// Sets a fault of changes only: reads and watches work.
+    pub fn set_for_changes(&self, fault: Fault) {
+        self.shared.fault.send_replace((fault, Scope::Changes));
+    }
+
+    /// Methods and paths of the requests that a fault has affected. A response can count several times.
+    pub fn affected(&self) -> Vec<String> {
+        self.shared.affected.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -104,14 +116,16 @@ async fn answer(connection: TcpStream, shared: Shared) {
 }
 
 async fn forward(request: Request<Incoming>, shared: Shared) -> Result<Response<ResponseBody>, BoxError> {
-    let fault = *shared.fault.borrow();
+    let name = format!("{} {}", request.method(), request.uri().path());
+    let is_read = request.method() == Method::GET;
+    let fault = shared.fault_of(is_read);
     match fault {
         Fault::Delay(delay) => {
-            shared.count();
+            shared.count(&name);
             sleep(delay).await;
         }
         Fault::Status(status) => {
-            shared.count();
+            shared.count(&name);
             return Ok(failure(status));
         }
         Fault::None | Fault::Swallow | Fault::Cut => {}
@@ -124,19 +138,21 @@ async fn forward(request: Request<Incoming>, shared: Shared) -> Result<Response<
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.remove(header::TRANSFER_ENCODING);
     if fault == Fault::Swallow {
-        shared.count();
+        shared.count(&name);
         match future::pending::<Infallible>().await {}
     }
-    let frames = BodyStream::new(body).then(move |frame| pass(frame.map_err(BoxError::from), shared.clone()));
+    let frames = BodyStream::new(body).then(move |frame| {
+        let fault = shared.fault_of(is_read);
+        if matches!(fault, Fault::Swallow | Fault::Cut) {
+            shared.count(&name);
+        }
+        pass(fault, frame.map_err(BoxError::from))
+    });
     Ok(Response::from_parts(head, StreamBody::new(frames.flat_map(stream::iter)).boxed_unsync()))
 }
 
 /// Forwards a part of a response, unless a fault affects it.
-async fn pass(part: Result<Frame<Bytes>, BoxError>, shared: Shared) -> Vec<Result<Frame<Bytes>, BoxError>> {
-    let fault = *shared.fault.borrow();
-    if matches!(fault, Fault::Swallow | Fault::Cut) {
-        shared.count();
-    }
+async fn pass(fault: Fault, part: Result<Frame<Bytes>, BoxError>) -> Vec<Result<Frame<Bytes>, BoxError>> {
     match (fault, part) {
         (Fault::Swallow, _) => match future::pending::<Infallible>().await {},
         (Fault::Cut, Ok(part)) => {
@@ -162,7 +178,12 @@ fn failure(status: StatusCode) -> Response<ResponseBody> {
 }
 
 impl Shared {
-    fn count(&self) {
-        self.inflicted.fetch_add(1, Ordering::SeqCst);
+    fn fault_of(&self, is_read: bool) -> Fault {
+        let (fault, scope) = *self.fault.borrow();
+        if is_read && scope == Scope::Changes { Fault::None } else { fault }
+    }
+
+    fn count(&self, request: &str) {
+        self.affected.lock().unwrap_or_else(PoisonError::into_inner).push(request.to_owned());
     }
 }

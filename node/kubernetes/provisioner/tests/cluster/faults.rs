@@ -1,5 +1,7 @@
 //! The API server fails while a claim is created, another one grows, and a third one is deleted. After the fault, all
 //! three requests are completed within a minute, without a restart of the provisioner, and the free space is published.
+//! First, the fault affects only changes, so that the provisioner sends them. Then it affects watches, too, and three
+//! more requests begin.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +35,10 @@ const ROUND: Duration = Duration::from_secs(9);
 const RETRY: Duration = Duration::from_secs(10);
 /// Deadline of the recovery, from the end of the fault on.
 const RECOVERY: Duration = Duration::from_secs(60);
-/// Minimum number of requests and responses that a fault hits.
-const HITS: u64 = 5;
+/// Minimum number of requests and responses that a fault hits while it affects all of them.
+const HITS: usize = 5;
+/// Parts of the names of the claims: of those that begin while the fault affects only changes, and of the others.
+const PARTS: [&str; 2] = ["first", "second"];
 
 pub async fn recovers_from_swallowed_responses(cluster: Arc<Cluster>) -> Result<(), Failure> {
     recovers(&cluster, "swallowed", Fault::Swallow).await
@@ -64,19 +68,33 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
     capacity::register(&node).await?;
     let backoff = Backoff { most: RETRY, ..Backoff::default() };
     node.run_with(Settings { backoff, round_deadline: ROUND, ..Settings::default() }).await?;
-    node.claim_here("grown", json!({})).await?;
-    node.claim_here("deleted", json!({})).await?;
-    let (grown, deleted) = (node.bound("grown").await?, node.bound("deleted").await?);
-    for pv in [&grown, &deleted] {
-        node.settled(&pv.name_any().parse()?).await?;
+    let mut deleted = Vec::new();
+    for part in PARTS {
+        node.volume(&format!("grown-{part}"), json!({})).await?;
+        deleted.push(node.volume(&format!("deleted-{part}"), json!({})).await?);
     }
     let attempts = node.attempts();
+    let begin = async |part: &str| {
+        node.claim_here(&format!("new-{part}"), json!({})).await?;
+        node.enlarge(&format!("grown-{part}"), "2Gi").await?;
+        node.claims().delete(&format!("deleted-{part}"), &DeleteParams::default()).await?;
+        Ok::<_, Failure>(())
+    };
 
+    // The watches work, so that the fault affects a request of each operation.
+    server.set_for_changes(fault);
+    begin(PARTS[0]).await?;
+    let changes = [
+        "POST /api/v1/persistentvolumes".to_owned(),
+        format!("PATCH /api/v1/namespaces/{namespace}/persistentvolumeclaims/grown-{}/status", PARTS[0]),
+        format!("DELETE /api/v1/persistentvolumes/{}", deleted[0]),
+    ];
+    let are_affected = |affected: &Vec<String>| changes.iter().all(|change| affected.contains(change));
+    let before = reached("the fault of each change", async || Ok(server.affected()), are_affected).await?.len();
     server.set(fault);
-    node.claim_here("new", json!({})).await?;
-    node.enlarge("grown", "2Gi").await?;
-    node.claims().delete("deleted", &DeleteParams::default()).await?;
-    reached("the fault", async || Ok(server.inflicted()), |hits| *hits >= HITS).await?;
+    begin(PARTS[1]).await?;
+    let more = before + HITS;
+    reached("the fault of all requests", async || Ok(server.affected().len()), |hits| *hits >= more).await?;
     if matches!(fault, Fault::Swallow) {
         until("stalled services", async || {
             let stalled = node.stalled();
@@ -87,24 +105,29 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
     }
     server.set(Fault::None);
 
-    let size = until("the new size of the claim", async || {
-        let status = node.claims().get("grown").await?.status.unwrap_or_default();
-        let size = status.capacity.and_then(|mut capacity| capacity.remove("storage")).unwrap_or_default().0;
-        Ok((size != "2Gi").then_some(size))
-    });
-    // Volumes of 1 GiB and 2 GiB, each with a quarter more for its files.
-    let free = until("the free space of 96.25 GiB", async || {
+    // Two volumes of 1 GiB and two of 2 GiB, each with a quarter more for its files.
+    let free = until("the free space of 92.5 GiB", async || {
         let objects = capacity::objects(&node).list(&ListParams::default()).await?.items;
         let host = format!(".{}.local.granary.dev", node.name);
         let of_class = objects.iter().find(|o| o.storage_class_name == node.class && o.name_any().ends_with(&host));
         let free = of_class.and_then(|object| Some(object.capacity.as_ref()?.0.clone())).unwrap_or_default();
-        Ok((free != "98560Mi").then_some(free))
+        Ok((free != "94720Mi").then_some(free))
     });
-    let all = async {
-        tokio::try_join!(node.bound("new"), size, node.gone(&deleted), free)?;
+    let done = async {
+        for (part, deleted) in PARTS.into_iter().zip(&deleted) {
+            node.bound(&format!("new-{part}")).await?;
+            until("the new size of the claim", async || {
+                let status = node.claims().get(&format!("grown-{part}")).await?.status.unwrap_or_default();
+                let size = status.capacity.and_then(|mut capacity| capacity.remove("storage")).unwrap_or_default().0;
+                Ok((size != "2Gi").then_some(size))
+            })
+            .await?;
+            node.removed(deleted.as_str(), deleted).await?;
+        }
+        free.await?;
         Ok::<_, Failure>(())
     };
-    let in_time = timeout(RECOVERY, all).await;
+    let in_time = timeout(RECOVERY, done).await;
     in_time.map_err(|_| format!("not done {} s after {fault:?}", RECOVERY.as_secs()))??;
     assert_eq!(node.attempts(), attempts, "the provisioner was started again");
     until("the end of all stalls", async || {

@@ -147,7 +147,7 @@ impl Soak {
                 middle = middle.max(Some(used));
             }
             let (operations, seconds) = (self.world.operations(), start.elapsed().as_secs());
-            let (faults, kills, kib) = (self.api.inflicted(), self.kills, used >> 10);
+            let (faults, kills, kib) = (self.api.affected().len(), self.kills, used >> 10);
             println!("round {round}: {operations} operations, {faults} faults, {kills} kills, {kib} KiB, {seconds} s");
         }
         let middle = middle.ok_or("give at least three rounds")?;
@@ -155,7 +155,7 @@ impl Soak {
         if used > limit {
             return Err(format!("the node uses {used} bytes in the end, and {middle} in the middle third").into());
         }
-        if self.kills == 0 || self.api.inflicted() == 0 {
+        if self.kills == 0 || self.api.affected().is_empty() {
             return Err("the node had no kill or no fault: give more rounds".into());
         }
         let controls = self.controls(&before, limit).await?;
