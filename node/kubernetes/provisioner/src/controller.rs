@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use apiclient::run_passes;
 use futures::stream::{self, BoxStream};
-use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _};
 use kube::Resource;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::controller::{self, Action};
@@ -66,9 +66,8 @@ where
                 cx.report(true);
             }
         })
-        .reflect(writer)
-        .applied_objects();
-    let changed = StreamBackoff::new(changes, DefaultBackoff::default()).map_ok(|object| ObjectRef::from_obj(&object));
+        .reflect(writer);
+    let changed = StreamBackoff::new(apiclient::changed(objects.clone(), changes), DefaultBackoff::default());
     let woken = stream::iter(woken).flatten().map(Ok);
     let queue = stream::select(changed, woken).take_until(ended.clone().cancelled_owned());
     let config = controller::Config::default().concurrency(parallel.get());

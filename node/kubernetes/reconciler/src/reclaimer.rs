@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::controller::{Action, trigger_self, trigger_with};
+use kube::runtime::controller::{Action, ReconcileRequest, trigger_with};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event as WatchEvent, watcher};
@@ -113,8 +113,8 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
             }
         })
         .try_filter_map(|event| future::ready(Ok(apiclient::only(event, kept_claim::is_kept))))
-        .reflect(writer)
-        .applied_objects();
+        .reflect(writer);
+    let changes = apiclient::changed(claims.clone(), changes).map_ok(ReconcileRequest::from);
     let (changed, waiting) = (Arc::clone(&reclaimer), claims.clone());
     let of_nodes = watcher(nodes, watcher::Config::default()).touched_objects();
     let of_nodes = trigger_with(of_nodes, move |node: Node| {
@@ -122,7 +122,7 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
         changed.existing.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
         waiting_for(&waiting, &name)
     });
-    let queue = stream::select(trigger_self::<PersistentVolumeClaim, _>(changes, ()), of_nodes);
+    let queue = stream::select(changes, of_nodes);
     control_kept(cx, "claims", claims, queue, reconcile, reclaimer).await
 }
 
