@@ -145,10 +145,10 @@ fn undo<H: Host>(host: &H, mut at: H::At, steps: &[Step], Publish { volume, targ
     for step in steps {
         if let Err(error) = host.act(&mut at, *step) {
             warn!(%volume, %target, ?step, error = causes::of(&error), "cannot undo a failed publish");
-            return;
+            break;
         }
     }
-    // A deletion during the call found the device.
+    // A deletion during the call found the device, also if the target stays.
     if steps.contains(&Step::Detach) {
         drop(at);
         host.unpublished(volume);

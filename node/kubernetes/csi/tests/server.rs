@@ -140,7 +140,9 @@ async fn a_failed_publish_is_undone() {
         assert_eq!(host.devices(), 0, "{fails:?}");
         assert!(host.is_bare());
     }
-    assert_eq!(host.unpublished(), vec![(fake::id("pvc-1"), 0); 3], "a deletion is repeated");
+    host.fail(Step::RemoveTarget);
+    client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect_err("it fails");
+    assert_eq!(host.unpublished(), vec![(fake::id("pvc-1"), 0); 4], "a deletion is repeated, also if the target stays");
 }
 
 /// The provisioner retries the deletion of the volume then, and a loop device would fail it again.

@@ -35,7 +35,7 @@ struct State {
     unpublished: Vec<(VolumeId, usize)>,
     overlapped: bool,
     panics: bool,
-    fails: Option<Step>,
+    fails: Vec<Step>,
     releases: usize,
     releases_fail: bool,
     revoked: Vec<RevokedDetach>,
@@ -231,12 +231,12 @@ impl FakeHost {
     }
 
     pub fn fail(&self, step: Step) {
-        self.state().fails = Some(step);
+        self.state().fails.push(step);
     }
 
     /// Ends the effect of [`FakeHost::fail`].
     pub fn succeed(&self) {
-        self.state().fails = None;
+        self.state().fails.clear();
     }
 
     /// Whether no target exists.
@@ -301,7 +301,7 @@ impl Host for FakeHost {
 
     fn act(&self, (volume, target): &mut Self::At, step: Step) -> Result<(), ActError> {
         let mut state = self.state();
-        if state.fails == Some(step) {
+        if state.fails.contains(&step) {
             return Err(ActError::Node);
         }
         state.overlapped |= state.at_work.contains(volume);
