@@ -310,7 +310,8 @@ impl Provisioner {
 
     /// The claim that a volume populator fills through this temporary claim. The pod of the populator has the node of
     /// that claim, so the scheduler never selects another node for the temporary one. `None` with immediate binding: the
-    /// reclaimer selects the nodes of both claims, and reports if it finds none.
+    /// reclaimer selects the nodes of both claims, and reports if it finds none. Users can give this name to any claim,
+    /// so most claims of other users are excluded.
     fn populated_claim(&self, temporary: &AssignedClaim) -> Option<Arc<PersistentVolumeClaim>> {
         let uid = temporary.claim.name.strip_prefix(TEMPORARY)?;
         let class = temporary.class.as_ref().and_then(|class| self.classes.get(class));
@@ -318,7 +319,8 @@ impl Provisioner {
             return None;
         }
         let watched = self.watched_claims.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.as_ref()?.find(|claim| claim.metadata.uid.as_deref() == Some(uid) && plan::is_populated(claim))
+        let is_of = |claim: &PersistentVolumeClaim| claim.metadata.uid.as_deref() == Some(uid);
+        watched.as_ref()?.find(|claim| is_of(claim) && plan::is_populated_by(claim, temporary, &self.node))
     }
 
     /// Lets the scheduler or the control plane select another node.

@@ -260,9 +260,11 @@ pub(crate) fn is_clone(claim: &PersistentVolumeClaim) -> bool {
     matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Ours { .. }))
 }
 
-/// Whether a volume populator creates the claim's volume.
-pub(crate) fn is_populated(claim: &PersistentVolumeClaim) -> bool {
+/// Whether the temporary claim of a volume populator can be that of this claim. The claim waits for this node too, and
+/// the library copies its class.
+pub(crate) fn is_populated_by(claim: &PersistentVolumeClaim, temporary: &AssignedClaim, node: &str) -> bool {
     matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Foreign))
+        && assigned(claim, node).is_some_and(|populated| populated.class == temporary.class)
 }
 
 fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Rejection> {
@@ -439,6 +441,24 @@ mod tests {
                 "{group:?} {kind}"
             );
         }
+    }
+
+    /// Regression: a user could add events to each claim with a populator whose UID is known, also after it was bound.
+    #[test]
+    fn a_temporary_claim_is_that_of_a_claim_that_waits_for_its_populator() {
+        let source = TypedObjectReference { kind: "Backup".into(), ..TypedObjectReference::default() };
+        let populated = spec(|spec| spec.data_source_ref = Some(source));
+        let temporary = assigned(&claim(), NODE).expect("the claim is assigned");
+        assert!(is_populated_by(&populated, &temporary, NODE) && !is_populated_by(&claim(), &temporary, NODE));
+        assert!(!is_populated_by(&populated, &temporary, "other"));
+        let change = |change: fn(&mut PersistentVolumeClaimSpec)| {
+            let mut changed = populated.clone();
+            change(changed.spec.get_or_insert_default());
+            changed
+        };
+        let bound = change(|spec| spec.volume_name = Some("pvc-1".into()));
+        let other_class = change(|spec| spec.storage_class_name = Some("other".into()));
+        assert!(![bound, other_class].iter().any(|claim| is_populated_by(claim, &temporary, NODE)));
     }
 
     #[test]
