@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cluster::Card;
 use cluster::card::shown;
@@ -33,8 +34,9 @@ pub struct Addressing {
 pub(crate) trait Device: Sync {
     /// Name in the kernel.
     fn name(&self) -> &str;
-    /// Replaces all addresses with this one, and sets route and MTU. A lease replaces all parameters of the former one:
-    /// without a router, there is no default route, and without an MTU, the device has its own. Idempotent.
+    /// Replaces all addresses with this one, and sets route and MTU. A lease replaces the route and the MTU of the former
+    /// one: without a router, there is no default route, and without an MTU, the device has its own. A route and an MTU
+    /// of another program stay. Idempotent.
     fn apply(&self, addressing: &Addressing) -> impl Future<Output = Result<(), NetworkError>> + Send;
     /// Removes all addresses, which also removes their routes.
     fn clear(&self) -> impl Future<Output = Result<(), NetworkError>> + Send;
@@ -50,6 +52,10 @@ pub(crate) struct Link {
     hardware: Option<Hardware>,
     /// MTU of the device before a lease or the configuration set another one.
     mtu: Option<u32>,
+    /// Whether [`Device::apply`] has set another MTU.
+    has_set_mtu: AtomicBool,
+    /// Whether [`Device::apply`] has set a default route.
+    has_set_route: AtomicBool,
 }
 
 fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
@@ -83,8 +89,16 @@ impl Link {
         let index = link.header.index;
         let up = LinkUnspec::new_with_index(index).up().build();
         netlink.link().set(up).execute().await.map_err(step("bring the network interface up"))?;
-        let (hardware, mtu) = (hardware_of(link), mtu_of(link));
-        Ok(Self { netlink, _driver: driver, index, name: name_of(link).unwrap_or("?").to_owned(), hardware, mtu })
+        Ok(Self {
+            netlink,
+            _driver: driver,
+            index,
+            name: name_of(link).unwrap_or("?").to_owned(),
+            hardware: hardware_of(link),
+            mtu: mtu_of(link),
+            has_set_mtu: AtomicBool::new(false),
+            has_set_route: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn hardware(&self) -> Result<Hardware, NetworkError> {
@@ -101,7 +115,7 @@ impl Link {
         Ok(())
     }
 
-    /// Removes the default route that `apply` has set: `RouteMessageBuilder` sets `RTPROT_STATIC`.
+    /// Removes the default route that `apply` has set: `RouteMessageBuilder` sets `RTPROT_STATIC` and no metric.
     async fn remove_default_route(&self) -> Result<(), NetworkError> {
         let all = self.netlink.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
         let all: Vec<RouteMessage> = all.try_collect().await.map_err(step("list the routes"))?;
@@ -110,6 +124,7 @@ impl Link {
                 && route.header.table == RouteHeader::RT_TABLE_MAIN
                 && route.header.protocol == RouteProtocol::Static
                 && route.attributes.contains(&RouteAttribute::Oif(self.index))
+                && !route.attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::Priority(_)))
         };
         for route in all.into_iter().filter(is_default) {
             self.netlink.route().del(route).execute().await.map_err(step("remove the default route"))?;
@@ -128,7 +143,8 @@ impl Device for Link {
         let new = self.netlink.address().add(self.index, address.into(), prefix).replace().execute();
         new.await.map_err(step("set the address of the network interface"))?;
         self.remove_but(Some(addressing.interface)).await?;
-        if let Some(mtu) = addressing.mtu.or(self.mtu) {
+        let had_mtu = self.has_set_mtu.swap(addressing.mtu.is_some(), Ordering::Relaxed);
+        if let Some(mtu) = addressing.mtu.or(self.mtu.filter(|_| had_mtu)) {
             let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
             // The device may not support the MTU. The network works without it.
             if let Err(error) = self.netlink.link().set(set).execute().await {
@@ -136,10 +152,12 @@ impl Device for Link {
             }
         }
         if let Some(gateway) = addressing.gateway {
+            self.has_set_route.store(true, Ordering::Relaxed);
             let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(gateway).build();
             self.netlink.route().add(route).replace().execute().await.map_err(step("set the default route"))?;
-        } else {
+        } else if self.has_set_route.load(Ordering::Relaxed) {
             self.remove_default_route().await?;
+            self.has_set_route.store(false, Ordering::Relaxed);
         }
         tracing::info!(device = self.name, address = %addressing.interface, "network configured");
         Ok(())

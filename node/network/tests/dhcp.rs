@@ -11,7 +11,7 @@ use cluster::{Addresses, Card, Static, Uplink};
 use futures::TryStreamExt;
 use network::{Addressing, Network};
 use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::{Handle, LinkUnspec, LinkVeth};
+use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use tokio::net::UdpSocket;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::JoinSet;
@@ -263,6 +263,25 @@ async fn a_static_address_replaces_another() {
     }
     assert_eq!(cable.addresses().await, [(Ipv4Addr::new(198, 51, 100, 8), 25)]);
     assert_eq!(fs::read_to_string(format!("/sys/class/net/{}/mtu", cable.near)).unwrap().trim(), "1280");
+    cable.cut().await;
+}
+
+/// Regression: each renewal of a lease without a router and an MTU removed them.
+#[tokio::test]
+async fn a_route_and_an_mtu_of_another_program_are_kept() {
+    let _guard = SERIAL.lock().await;
+    let cable = Cable::lay(5).await;
+    let interface = "198.51.100.7/24".parse().unwrap();
+    let fixed = Uplink { addresses: Addresses::Static(Static { interface, gateway: None }), ..uplink(&cable) };
+    let network = Network::open(fixed).await.unwrap();
+    network.configure().await.unwrap();
+    let other = LinkUnspec::new_with_name(&cable.near).mtu(1600).build();
+    cable.netlink.link().set(other).execute().await.unwrap();
+    let router = Ipv4Addr::new(198, 51, 100, 1);
+    let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(router).build();
+    cable.netlink.route().add(route).execute().await.unwrap();
+    network.configure().await.unwrap();
+    assert_eq!((gateways(&cable.near), network.mtu()), (vec![router], Some(1600)));
     cable.cut().await;
 }
 
