@@ -137,8 +137,7 @@ async fn a_failed_publish_is_undone() {
         host.fail(fails);
         let failed = client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await;
         assert_eq!(failed.expect_err("it fails").code(), Code::Internal);
-        assert_eq!(host.devices(), 0, "{fails:?}");
-        assert!(host.is_bare());
+        assert_eq!((host.devices(), host.is_bare()), (0, true), "{fails:?}");
     }
     host.fail(Step::RemoveTarget);
     client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect_err("it fails");
