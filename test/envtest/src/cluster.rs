@@ -27,8 +27,8 @@ use units::Bytes;
 /// Variables that the target of a suite sets: the multi-call program of Kubernetes, and etcd.
 const KUBE: &str = "ENVTEST_KUBE";
 const ETCD: &str = "ENVTEST_ETCD";
-/// Port on which etcd serves the API server.
-const ETCD_PORT: u16 = 2379;
+/// Ports on which etcd serves the API server, listens for members, and serves its state.
+const ETCD_PORTS: [u16; 3] = [2379, 2380, 2381];
 
 /// Variable that the target of a suite sets if a case calls [`Cluster::start_dns`].
 const COREDNS: &str = "ENVTEST_COREDNS";
@@ -183,7 +183,7 @@ impl Cluster {
     /// `http.Server.Shutdown`).
     pub async fn stop_api_server(&self) {
         if let Some(running) = self.api_server.lock().await.take() {
-            end(running, API_PORT).await;
+            end(running, &[API_PORT]).await;
         }
     }
 
@@ -192,7 +192,7 @@ impl Cluster {
     pub async fn restart_etcd(&self, config: &programs::Config) -> Result<(), StartError> {
         let mut running = self.etcd.lock().await;
         if let Some(running) = running.take() {
-            end(running, ETCD_PORT).await;
+            end(running, &ETCD_PORTS).await;
         }
         *running = Some(start("etcd", etcd::service(config)).await?);
         Ok(())
@@ -224,14 +224,17 @@ impl Cluster {
     }
 }
 
-/// Kills a program that listens on this port.
-async fn end(running: Supervisor, port: u16) {
+/// Kills a program that listens on these ports.
+async fn end(running: Supervisor, ports: &[u16]) {
     // The deadline of zero kills the program, so `stop` reports that the program is overdue.
     _ = running.stop(Duration::ZERO).await;
-    // The kernel releases a large process and its port some time after its end, and the next program needs the port.
+    // The kernel releases a large process and its ports, one after the other, some time after its end, and the next
+    // program needs them.
     let end = Instant::now() + STOP;
-    while Instant::now() < end && TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
-        sleep(Duration::from_millis(10)).await;
+    for port in ports {
+        while Instant::now() < end && TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await.is_ok() {
+            sleep(Duration::from_millis(10)).await;
+        }
     }
 }
 
