@@ -65,7 +65,7 @@ fn sanity(kind: Kind) {
     let output = Command::new("/usr/bin/csi-sanity")
         .arg(format!("--csi.endpoint=unix://{}", node.socket().display()))
         .arg(format!("--csi.mountdir={}", node.kubelet().join("pods/sanity").display()))
-        .arg(format!("--csi.stagingdir=/tmp/staging-{access}"))
+        .arg("--csi.stagingdir=/tmp/staging")
         .arg(format!("--csi.testvolumeaccesstype={access}"))
         .arg(format!("--csi.testvolumesize={SIZE}"))
         .arg(format!("--csi.testvolumeexpandsize={EXPANDED}"))
