@@ -2,10 +2,9 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ktest_support::{Disk, Writer, mount_cgroups, numbers, this_program};
+use ktest_support::{Writer, mount_cgroups, numbers, this_program};
 use nix::unistd::syncfs;
 
 use crate::Stage;
@@ -14,22 +13,6 @@ const CGROUP: &str = "/tmp/cgroup/pod";
 const BUDGET: Duration = Duration::from_secs(60);
 /// Files that the writer changes.
 const FILES: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
-
-/// The disk that a test does not use. While a test has both disks, no other test delays it, and none unmounts a file
-/// system while a process that is being started has its files open.
-struct Alone {
-    _disk: Disk,
-    /// Otherwise, two of these tests could each wait for the disk of the other one.
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl Alone {
-    fn new() -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        Self { _disk: Disk::take(), _turn: turn }
-    }
-}
 
 /// The guard, if this program was started as one.
 #[test]
@@ -64,7 +47,6 @@ fn all_numbers(top: &Path) -> Vec<u64> {
 
 #[test]
 fn a_clone_of_frozen_writers_has_one_instant_in_all_its_files() {
-    let _alone = Alone::new();
     let stage = Stage::new();
     mount_cgroups(Path::new("/tmp/cgroup"));
     let _writer = Writer::start("frozen::the_writer", Path::new(CGROUP), &stage.from, &FILES);
@@ -90,7 +72,6 @@ fn a_clone_of_frozen_writers_has_one_instant_in_all_its_files() {
 /// Compares the last pass over 1,000 files, of which 20 have changed, with a copy and its sync.
 #[test]
 fn the_last_pass_takes_at_most_a_third_of_a_copy() {
-    let _alone = Alone::new();
     let stage = Stage::new();
     for number in 0..1000 {
         let dir = stage.from.join((number % 20).to_string());
