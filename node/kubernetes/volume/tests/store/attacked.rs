@@ -20,7 +20,6 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, linkat, setgid, setgroups, setuid, un
 use units::{Bytes, Inodes};
 use volume::{ActError, Error, Mode, Request, Store, VolumeId, Volumes as _};
 
-use crate::alone::Alone;
 use crate::node::{Node, SIZE, files, sized};
 
 /// Deadline of removals that take a second or two. Regression: they did not end.
@@ -259,7 +258,6 @@ fn begun(path: &Path, attack: Attack) {
 /// Regression: the removal listed the directory again and again, for ever.
 #[test]
 fn a_volume_is_removed_while_an_ordinary_user_changes_it() {
-    let _alone = Alone::new();
     let node = Node::new();
     for attack in [Attack::Create, Attack::Link, Attack::Rename] {
         let removed = attacked(&node, User::Ordinary, attack);
@@ -270,7 +268,6 @@ fn a_volume_is_removed_while_an_ordinary_user_changes_it() {
 /// Root passes every mode. Only the limits prevent that it creates files.
 #[test]
 fn a_removal_ends_or_yields_while_root_changes_the_volume() {
-    let _alone = Alone::new();
     let node = Node::new();
     for attack in [Attack::Create, Attack::Link, Attack::Rename, Attack::Move] {
         let removed = attacked(&node, User::Root, attack);

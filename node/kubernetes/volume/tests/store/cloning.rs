@@ -15,7 +15,6 @@ use reflink::Extent;
 use units::Bytes;
 use volume::{Access, Allocation, Error, Mode, Record, Request, Settings, SourceError, VolumeId, Volumes as _};
 
-use crate::alone::Alone;
 use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized};
 
 pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
@@ -167,7 +166,6 @@ fn a_clone_needs_the_space_of_the_clone_and_of_its_source() {
 /// `EIO`.
 #[test]
 fn a_tenant_overwrites_the_whole_source_while_it_is_cloned() {
-    let _alone = Alone::new();
     for direct_io in [false, true] {
         let (node, source, from) =
             Node::with_volume(&sized("pvc-source", Mode::Block { allocation: Allocation::Thick }, LARGE));

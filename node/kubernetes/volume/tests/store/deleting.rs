@@ -13,7 +13,6 @@ use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{Access, ActError, Allocation, Error, OpenError, VolumeRefusal, Volumes as _, Where};
 
-use crate::alone::Alone;
 use crate::node::{Node, SIZE, disk, files, id};
 use crate::sys;
 
@@ -179,7 +178,6 @@ fn a_retired_volume_can_be_taken_back_with_its_data() {
 
 #[test]
 fn loop_devices_of_an_image_go_before_it_does() {
-    let _alone = Alone::new();
     let (node, id, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let (other, _) = node.made(&disk("pvc-2", Allocation::Thick));
     let attach = |id| {
@@ -211,7 +209,6 @@ fn loop_devices_of_an_image_go_before_it_does() {
 
 #[test]
 fn a_volume_whose_device_a_process_has_open_stays() {
-    let _alone = Alone::new();
     let (node, id, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
     let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();

@@ -13,7 +13,6 @@ use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{Access, Allocation, Error, LiveVolume, Step, Volumes as _};
 
-use crate::alone::Alone;
 use crate::node::{Node, SIZE, disk, files, id, only_byte};
 
 const LARGER: Bytes = Bytes::new(40 << 20);
@@ -123,7 +122,6 @@ fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
 /// Regression: the expansion waited until the kubelet had refreshed the device, which no pod had.
 #[test]
 fn a_device_that_waits_for_its_last_close_is_not_attached() {
-    let _alone = Alone::new();
     let (node, id, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
     let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();

@@ -1,8 +1,6 @@
-//! The store on a real XFS with project quotas. Needs root and two scratch disks: two tests run at a time, except for
-//! those that run [alone].
+//! The store on a real XFS with project quotas. Needs root and a scratch disk.
 #![deny(unsafe_code)]
 
-mod alone;
 mod attacked;
 #[path = "../node/cgroup.rs"]
 mod cgroup;

@@ -16,7 +16,6 @@ use volume::{
     SourceError, Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::alone::Alone;
 use crate::cloning::{BOTH, is_settled};
 use crate::node::{Node, files, id, only_byte, settings, sized};
 use crate::snapshots::{snapshot_of, taken};
@@ -130,7 +129,6 @@ fn a_volume_that_grew_after_the_snapshot_keeps_its_size() {
 
 #[test]
 fn nothing_is_exchanged_while_the_volume_is_in_use() {
-    let _alone = Alone::new();
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
     let (volume, _) = node.made(&disk("pvc-1", Allocation::Thick));
     write(&node, &volume, 1);

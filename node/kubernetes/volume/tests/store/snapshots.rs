@@ -17,7 +17,6 @@ use volume::{
     SourceError, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::alone::Alone;
 use crate::cloning::{BOTH, FULL, LARGE, LARGER, extents, is_settled, shared};
 use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request};
 
@@ -129,7 +128,6 @@ pub fn overwrite(device: &Path, size: Bytes, byte: u8) {
 /// shared any more. It is smaller where its device uses the page cache, unlike the device of a pod.
 #[test]
 fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
-    let _alone = Alone::new();
     for (allocation, direct_io) in BOTH.into_iter().flat_map(|one| [(one, false), (one, true)]) {
         let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
         let size = if direct_io { FULL } else { LARGE };
@@ -215,7 +213,6 @@ fn discard(node: &Node, volume: &VolumeId, from: u64) {
 fn a_source_can_be_filled_after_an_unfinished_snapshot_was_removed() {
     const PIECE: u64 = 128 << 10;
     const WRITTEN: u64 = 20 << 20;
-    let _alone = Alone::new();
     let mut memory = vec![1_u8; (1 << 20) + 4096];
     let aligned = memory.as_ptr().align_offset(4096);
     let block = &mut memory[aligned..aligned + (1 << 20)];

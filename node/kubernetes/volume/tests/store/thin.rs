@@ -17,7 +17,6 @@ use volume::{
     Settings, Sharing, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::alone::Alone;
 use crate::cloning::{BOTH, FULL, LARGE, LARGER, extents, is_settled, shared};
 use crate::node::{INODES, Node, SIZE, copied, files, id, only_byte, settings, sized, snapshot_request, without_pods};
 use crate::rollback::rolled_back;
@@ -131,7 +130,6 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
 /// where its device uses the page cache, unlike the device of a pod.
 #[test]
 fn a_tenant_overwrites_the_whole_source_after_a_thin_snapshot() {
-    let _alone = Alone::new();
     for (allocation, direct_io) in [(Allocation::Thick, true), (Allocation::Thin, false)] {
         let node = Node::new();
         let size = if direct_io { FULL } else { LARGE };

@@ -10,7 +10,6 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use units::Bytes;
 use volume::{Allocation, Mode, Neighbours, Record, Settings, Volumes as _};
 
-use crate::alone::Alone;
 use crate::node::{INODES, Node, disk, files, id, settings, sized};
 
 #[test]
@@ -50,7 +49,6 @@ fn volumes_are_created_in_parallel_with_a_project_each() {
 #[test]
 fn a_burst_forces_the_log_less_often_than_it_makes_volumes() {
     const CLAIMS: usize = 96;
-    let _alone = Alone::new();
     let node = Node::new();
     let before = node.store.forces();
     let next = AtomicUsize::new(0);

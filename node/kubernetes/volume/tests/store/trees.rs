@@ -21,7 +21,6 @@ use volume::{
     SourceError, State, Store, Taken, VolumeId, Volumes as _,
 };
 
-use crate::alone::Alone;
 use crate::cgroup::Pod;
 use crate::cloning::{FULL, LARGER};
 use crate::node::{
@@ -348,7 +347,6 @@ impl PodFreezer for Slow {
 /// this pass. Then it did not wait at all, and found no gap between clones that followed each other.
 #[test]
 fn the_copy_of_a_snapshot_waits_for_a_clone_of_its_source_for_a_second() {
-    let _alone = Alone::new();
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
     without_pods(&node.store);
     let (source, _) = node.made(&files("pvc-source"));
@@ -485,7 +483,6 @@ fn the_disk_is_flushed_before_pods_are_stopped() {
         }
     }
 
-    let _alone = Alone::new();
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
     let (source, _) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: INODES }, FULL));
     let files = [(node.path("live", &source).join("data"), 32 << 20), (node.disk.path().join("other"), 1 << 20)];
@@ -505,7 +502,6 @@ fn the_disk_is_flushed_before_pods_are_stopped() {
 
 #[test]
 fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
-    let _alone = Alone::new();
     let node = Node::new();
     let (source, _) = node.made(&files("pvc-source"));
     let pod = Pod::start(&node.path("live", &source));
