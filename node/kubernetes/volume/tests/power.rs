@@ -1,7 +1,5 @@
 //! The power fails while a volume is cloned, while a snapshot of it is taken, or while it is rolled back. Needs root
-//! and three scratch disks for each recording.
-//!
-//! libtest starts the tests in the order of their names. Short ones come last, so that no recording runs alone for long.
+//! and three scratch disks.
 
 #[path = "node/mod.rs"]
 mod node;
@@ -71,7 +69,7 @@ fn a_snapshot_of_a_disk_has_the_content_of_its_instant_after_a_power_cut() {
 
 /// The steps of a clone of files are those of a snapshot of files.
 #[test]
-fn a_filesystem_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
+fn a_snapshot_of_files_has_the_content_of_its_instant_after_a_power_cut() {
     cut_snapshot(FILES);
 }
 
@@ -82,26 +80,16 @@ fn cut_snapshot(mode: Mode) {
     cut_copy(mode, &id("snapshot-1"), 1, |store| while take(store).state != State::Announced {});
 }
 
-#[test]
-fn the_first_pass_over_a_disk_is_durable() {
-    cut_after_the_first_pass(THICK, Sharing::Temporary);
-}
-
-#[test]
-fn the_first_pass_over_files_is_durable() {
-    cut_after_the_first_pass(FILES, Sharing::Temporary);
-}
-
-#[test]
-fn the_only_call_for_a_thin_snapshot_of_files_is_durable() {
-    cut_after_the_first_pass(FILES, Sharing::Permanent);
-}
-
-/// A power cut keeps the instant and the content that the first call returned.
-///
 /// Regression: the log was not forced after the first pass, and a power cut removed a snapshot whose instant the API
 /// server had. The snapshot was taken again, with later content. Later, the blocks that the pass had copied were not
 /// durable either, and the source was overwritten in place: the recovered snapshot shared the overwritten blocks.
+#[test]
+fn a_power_cut_keeps_the_instant_and_the_content_that_the_first_pass_returned() {
+    for (mode, sharing) in [(THICK, Sharing::Temporary), (FILES, Sharing::Temporary), (FILES, Sharing::Permanent)] {
+        cut_after_the_first_pass(mode, sharing);
+    }
+}
+
 fn cut_after_the_first_pass(mode: Mode, sharing: Sharing) {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
     let (source, snapshot) = (id("pvc-source"), id("snapshot-1"));
@@ -141,7 +129,7 @@ fn cut_after_the_first_pass(mode: Mode, sharing: Sharing) {
 /// continues until the end of the pass, mostly in its rests. All of these writes have the same content: a cut after each
 /// eighth write finds the same as one after each write.
 #[test]
-fn a_first_pass_copies_nothing_that_is_written_meanwhile() {
+fn a_snapshot_has_nothing_that_was_written_within_its_first_pass() {
     // The image has four pieces: the writes begin in the rest after the first one.
     const LARGE: Bytes = Bytes::new(4 << 20);
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
@@ -191,18 +179,15 @@ fn a_first_pass_copies_nothing_that_is_written_meanwhile() {
     }
 }
 
-#[test]
-fn a_rollback_of_a_disk_is_done_or_not_after_a_power_cut() {
-    cut_rollback(THICK);
-}
-
-#[test]
-fn a_rollback_of_files_is_done_or_not_after_a_power_cut() {
-    cut_rollback(FILES);
-}
-
 /// The volume has its former content, or that of the snapshot. In the second case, the kept snapshot has the former
 /// content.
+#[test]
+fn a_rollback_is_done_or_not_after_a_power_cut() {
+    for mode in [THICK, FILES] {
+        cut_rollback(mode);
+    }
+}
+
 fn cut_rollback(mode: Mode) {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
     let (volume, snapshot, kept) = (id("pvc-source"), id("snapshot-1"), id("snapshot-kept"));
