@@ -52,8 +52,8 @@ const MAX_THREADS: usize = 8;
 /// Names, types, content with holes, owners, modes, times of access and modification, extended attributes with POSIX
 /// ACLs and file capabilities, hard links within the tree, symbolic links, pipes, sockets, devices, and the attributes
 /// of the top directory. Each file shares its blocks with its source ([`clone_file`](crate::clone_file)). Not copied:
-/// times of birth and change, inode flags (chattr(1)), project IDs: new inodes inherit the project of the target
-/// directory, which is charged in full.
+/// times of birth and change, the attribute `trusted.reflink.capability` of [`for_each_shared`], inode flags
+/// (chattr(1)), project IDs: new inodes inherit the project of the target directory, which is charged in full.
 ///
 /// # Safety from the owner of the source
 /// Each name is opened relative to its open directory by one component, without following symbolic links or entering

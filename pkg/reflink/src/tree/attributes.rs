@@ -27,8 +27,8 @@ const ACL_ON_DISK: &[u8] = b"trusted.SGI_ACL_";
 
 /// The capability of a file, which the kernel removes before each write.
 const CAPABILITY: &[u8] = b"security.capability";
-/// Copy of the capability while the sharing of the file ends. It needs `CAP_SYS_ADMIN`, so a tenant cannot set it. A
-/// clone of the file has it too, until its own sharing ends.
+/// Copy of the capability while the sharing of the file ends. A clone of the file never has it: privileged containers
+/// can set any value, and the end of the sharing of the clone restores the value.
 const KEPT: &[u8] = b"trusted.reflink.capability";
 
 /// Copies the attributes of `from`, whose status is `stat`, to `to`. The content has to be copied before: a write
@@ -170,9 +170,10 @@ fn copy_extended(from: &Inode<'_>, to: &Inode<'_>) -> Result<bool, Fault> {
     Ok(is_changed)
 }
 
-/// Names in a list, in which a zero byte follows each name.
+/// Names of the attributes to copy in a list, in which a zero byte follows each name.
 fn names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
-    list.split(|byte| *byte == 0).filter(|name| !name.is_empty() && !name.starts_with(ACL_ON_DISK))
+    let is_copied = |name: &&[u8]| !name.is_empty() && !name.starts_with(ACL_ON_DISK) && *name != KEPT;
+    list.split(|byte| *byte == 0).filter(is_copied)
 }
 
 fn read(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> Result<Vec<u8>, Errno> {
@@ -199,8 +200,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn acls_are_listed_once() {
-        let list = b"user.a\0system.posix_acl_access\0trusted.SGI_ACL_FILE\0trusted.b\0";
+    fn acls_are_listed_once_and_kept_capabilities_never() {
+        let list = b"user.a\0system.posix_acl_access\0trusted.SGI_ACL_FILE\0trusted.reflink.capability\0trusted.b\0";
         let expected: [&[u8]; 3] = [b"user.a", b"system.posix_acl_access", b"trusted.b"];
         assert!(names(list).eq(expected));
         assert_eq!(names(b"").count(), 0);

@@ -16,6 +16,9 @@ use crate::description::shared;
 use crate::{MIB, Stage, limits};
 
 const SOURCE: ProjectId = ProjectId::new(78).unwrap();
+const CAPABILITY: &str = "security.capability";
+/// Copy of the capability while the sharing ends.
+const KEPT: &str = "trusted.reflink.capability";
 const FILES: u64 = 16;
 /// Size of a file in bytes.
 const EACH: u64 = 2 * MIB;
@@ -95,8 +98,6 @@ fn a_visit_can_end_early_and_the_next_one_continues() {
 /// Regression: `unshare` changed times and removed capabilities until the caller had restored them.
 #[test]
 fn files_have_their_times_and_capabilities_whenever_the_end_of_their_sharing_stops() {
-    const CAPABILITY: &str = "security.capability";
-    const KEPT: &str = "trusted.reflink.capability";
     let stage = Stage::populated();
     stage.complete(stage.begin());
     let mut kept = 0;
@@ -136,4 +137,25 @@ fn files_have_their_times_and_capabilities_whenever_the_end_of_their_sharing_sto
     let none = |_: BorrowedFd<'_>, _: Extent| ControlFlow::Break(());
     assert!(for_each_shared(File::open(&stage.to).unwrap(), none).unwrap().is_continue());
     stage.expect_equal();
+}
+
+/// Regression: the copy got the attribute too, and its value became the capability of the copy: the kernel rejects this
+/// one with `EINVAL`.
+#[test]
+fn a_copy_does_not_trust_the_kept_capability_of_its_source() {
+    let stage = Stage::new();
+    fs::write(stage.from.join("file"), vec![1; EACH as usize]).unwrap();
+    lsetxattr(stage.from.join("file"), KEPT, b"no capability", XattrFlags::empty()).unwrap();
+    stage.complete(stage.begin());
+    let copy = stage.to.join("file");
+    assert_eq!(shared(&copy), EACH);
+    let visit = |file: BorrowedFd<'_>, extent: Extent| {
+        unshare(file, extent.start, extent.length).unwrap();
+        ControlFlow::<()>::Continue(())
+    };
+    assert!(for_each_shared(File::open(&stage.to).unwrap(), visit).unwrap().is_continue());
+    assert_eq!(shared(&copy), 0);
+    for name in [KEPT, CAPABILITY] {
+        assert_eq!(lgetxattr(&copy, name, &mut [0; 32][..]), Err(rustix::io::Errno::NODATA), "{name}");
+    }
 }
