@@ -137,7 +137,7 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> Result<Map, Errno> {
 ///
 /// `XFS_IOC_FD_TO_HANDLE` and `XFS_IOC_OPEN_BY_HANDLE`, xfsctl(3); needs `CAP_SYS_ADMIN`. The handle is that of the
 /// open inode, so no name is resolved. The kernel cannot set `FD_CLOEXEC` in the call: a program that another thread
-/// starts before `fcntl` inherits the descriptor.
+/// starts before `fcntl` inherits the descriptor, unless its start sets `FD_CLOEXEC` for all (close_range(2)).
 pub(crate) fn open_timeless(dir: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let (mut handle, mut length) = ([0; 3], 0);
     let mut request = HandleRequest {

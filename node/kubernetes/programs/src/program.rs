@@ -224,6 +224,7 @@ impl Program {
         let path = paths.programs.join(self.name);
         let kills = cgroup.as_ref().map_or(0, Cgroup::kills);
         let mut command = self.command(&path, paths);
+        sys::inherit_no_descriptors(&mut command);
         if let Some(processes) = cgroup.as_ref().and_then(Cgroup::processes) {
             sys::begin_in(&mut command, processes);
         }

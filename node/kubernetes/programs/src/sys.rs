@@ -5,11 +5,27 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr;
 
 use nix::errno::Errno;
-use nix::libc::{self, c_long, c_ulong};
+use nix::libc::{self, c_long, c_uint, c_ulong};
 use nix::unistd::write;
 use tokio::process::Command;
 
 use crate::sandbox::Sandbox;
+
+/// Starts the program without the descriptors of this process, except for its standard streams. Other threads may have
+/// opened descriptors without `FD_CLOEXEC`, which some calls of the kernel cannot set. The start fails if the kernel
+/// rejects the call.
+///
+/// close_range(2), `CLOSE_RANGE_CLOEXEC`, Linux 5.11: the descriptors of later `pre_exec` steps, and that by which the
+/// standard library reports their errors, stay open until execve(2).
+pub(crate) fn inherit_no_descriptors(command: &mut Command) {
+    let mark = || {
+        // SAFETY: close_range(2) takes numbers, and `CLOSE_RANGE_CLOEXEC` closes no descriptor before execve(2).
+        check(unsafe { libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) })
+    };
+    // SAFETY: `mark` makes one system call by syscall(2), which is async-signal-safe; it allocates, frees and locks
+    // nothing; an `io::Error` of the kernel's is a number.
+    unsafe { command.pre_exec(mark) };
+}
 
 /// Starts the program in the cgroup with this `cgroup.procs`, which accounts its memory and its children from the
 /// beginning. If the kernel rejects the write, the program starts in its parent's cgroup.
@@ -116,4 +132,33 @@ fn prctl(option: i32, second: c_ulong, third: c_ulong) -> io::Result<()> {
 
 fn check(result: c_long) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+
+    use super::*;
+    use crate::program::tests::{error_of, start_once};
+    use crate::{Paths, Program};
+
+    /// Regression: a program kept descriptors without `FD_CLOEXEC` that another thread had just opened.
+    #[tokio::test]
+    async fn a_program_inherits_no_descriptor() {
+        let scratch = tempfile::tempdir().unwrap();
+        let open = File::open("/dev/null").unwrap();
+        fcntl(&open, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
+        let script = format!("[ ! -e /proc/$$/fd/{} ] || echo inherited; exit 3", open.as_raw_fd());
+        let paths = Paths {
+            programs: "/bin".into(),
+            ephemeral: scratch.path().join("ephemeral"),
+            cgroups: None,
+            ..Paths::default()
+        };
+        let program = Program { name: "sh", arguments: vec!["-c".to_owned(), script], ..Program::default() };
+        let tree = start_once(program.service(&paths, std::future::pending));
+        assert_eq!(error_of(&tree).await, "sh ended with exit status: 3; last output: nothing");
+    }
 }
