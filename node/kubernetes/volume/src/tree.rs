@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use dir::Dir;
 use fsquota::{Limits, ProjectId, Quotas, Usage};
+use nix::errno::Errno;
 use nix::sys::stat::fstat;
 use nix::unistd::syncfs;
 use reflink::{CompleteTree, Extent, TreeClone, TreeError, for_each_shared};
@@ -140,7 +141,11 @@ pub(crate) fn end_sharing(
                 Err(error) => ControlFlow::Break(error),
             }
         });
-        visited.map_err(ActError::from)
+        visited.map_err(|error| match error {
+            // The disk is full: the files have fitted into the limits of the copy when they were cloned.
+            TreeError::Entry { errno: errno @ (Errno::ENOSPC | Errno::EDQUOT), .. } => clone_failed("copy")(errno),
+            error => error.into(),
+        })
     };
     let visited = match visit() {
         // A capability did not fit.

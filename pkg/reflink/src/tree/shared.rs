@@ -31,7 +31,8 @@ use crate::{Extent, extents, sys};
 /// the file has a capability. The kernel removes the capability (`security.capability`), and `for_each_shared` sets it
 /// again after the last visit of the file. Until then, the attribute `trusted.reflink.capability` has the value: if a
 /// kill, a power cut or an error ends the call in between, the next call restores the capability, also of a file that
-/// shares nothing any more. After a call that neither breaks nor fails, all files have their capabilities.
+/// shares nothing any more. After a call that neither breaks nor fails, all files have their capabilities. A call that
+/// breaks does so also if the capability of the last file cannot be restored.
 ///
 /// # Errors
 /// [`TreeError::Entry`]: an entry cannot be read, or a file with shared blocks cannot be opened for writing (`EPERM`:
@@ -111,8 +112,12 @@ fn file<B>(
             }
         }
     };
-    if writer.is_some() {
-        restore_capability(file.as_fd())?;
+    if writer.is_none() {
+        return Ok(flow);
     }
-    Ok(flow)
+    match restore_capability(file.as_fd()) {
+        // Often, `visit` broke for the same reason, such as a full disk. The next call restores the capability.
+        Err(errno) if flow.is_continue() => Err(errno),
+        _ => Ok(flow),
+    }
 }

@@ -7,9 +7,10 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use fsquota::ProjectId;
+use nix::errno::Errno;
 use nix::sys::stat::fstat;
-use reflink::{Extent, for_each_shared, unshare};
-use rustix::fs::{XattrFlags, fgetxattr, lgetxattr, lremovexattr, lsetxattr};
+use reflink::{Extent, TreeError, for_each_shared, unshare};
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, lgetxattr, lremovexattr, lsetxattr};
 use units::Bytes;
 
 use crate::description::shared;
@@ -158,4 +159,28 @@ fn a_copy_does_not_trust_the_kept_capability_of_its_source() {
     for name in [KEPT, CAPABILITY] {
         assert_eq!(lgetxattr(&copy, name, &mut [0; 32][..]), Err(rustix::io::Errno::NODATA), "{name}");
     }
+}
+
+/// Regression: on a full disk, the error of the capability hid that of the visit.
+#[test]
+fn a_capability_that_cannot_be_restored_does_not_hide_why_a_visit_broke() {
+    let stage = Stage::populated();
+    stage.complete(stage.begin());
+    let mut broken = 0;
+    let visit = |file: BorrowedFd<'_>, _: Extent| {
+        if fgetxattr(file, KEPT, &mut [0; 32][..]).is_err() {
+            return ControlFlow::Continue(());
+        }
+        // The kernel rejects this value as a capability.
+        fsetxattr(file, KEPT, b"no capability", XattrFlags::empty()).unwrap();
+        broken += 1;
+        ControlFlow::Break("full")
+    };
+    let visited = for_each_shared(File::open(&stage.to).unwrap(), visit);
+    assert!(matches!(visited, Ok(ControlFlow::Break("full"))), "{visited:?}");
+    assert_eq!(broken, 1);
+    // The next call tries to restore it again.
+    let next = for_each_shared(File::open(&stage.to).unwrap(), |_, _| ControlFlow::<()>::Continue(())).unwrap_err();
+    let TreeError::Entry { path, errno: Errno::EINVAL, .. } = &next else { panic!("{next:?}") };
+    assert_eq!(path, Path::new("mode"));
 }
