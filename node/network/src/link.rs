@@ -34,9 +34,10 @@ pub struct Addressing {
 pub(crate) trait Device: Sync {
     /// Name in the kernel.
     fn name(&self) -> &str;
-    /// Replaces all addresses with this one, and sets route and MTU. A lease replaces the route and the MTU of the former
-    /// one: without a router, there is no default route, and without an MTU, the device has its own. A route and an MTU
-    /// of another program stay. Idempotent.
+    /// Replaces all addresses with this one, and sets route and MTU. A lease replaces the route of the former one:
+    /// without a router, there is no default route. Without an MTU, the device keeps that of the former lease: the mesh
+    /// and the pods have the MTU of the start, and their packets would not fit a lower one. A route and an MTU of
+    /// another program stay. Idempotent.
     fn apply(&self, addressing: &Addressing) -> impl Future<Output = Result<(), NetworkError>> + Send;
     /// Removes all addresses, which also removes their routes.
     fn clear(&self) -> impl Future<Output = Result<(), NetworkError>> + Send;
@@ -50,10 +51,6 @@ pub(crate) struct Link {
     index: u32,
     name: String,
     hardware: Option<Hardware>,
-    /// MTU of the device before a lease or the configuration set another one.
-    mtu: Option<u32>,
-    /// Whether [`Device::apply`] has set another MTU.
-    has_set_mtu: AtomicBool,
     /// Whether [`Device::apply`] has set a default route.
     has_set_route: AtomicBool,
 }
@@ -95,8 +92,6 @@ impl Link {
             index,
             name: name_of(link).unwrap_or("?").to_owned(),
             hardware: hardware_of(link),
-            mtu: mtu_of(link),
-            has_set_mtu: AtomicBool::new(false),
             has_set_route: AtomicBool::new(false),
         })
     }
@@ -143,8 +138,7 @@ impl Device for Link {
         let new = self.netlink.address().add(self.index, address.into(), prefix).replace().execute();
         new.await.map_err(step("set the address of the network interface"))?;
         self.remove_but(Some(addressing.interface)).await?;
-        let had_mtu = self.has_set_mtu.swap(addressing.mtu.is_some(), Ordering::Relaxed);
-        if let Some(mtu) = addressing.mtu.or(self.mtu.filter(|_| had_mtu)) {
+        if let Some(mtu) = addressing.mtu {
             let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
             // The device may not support the MTU. The network works without it.
             if let Err(error) = self.netlink.link().set(set).execute().await {
@@ -171,13 +165,6 @@ impl Device for Link {
 fn name_of(link: &LinkMessage) -> Option<&str> {
     link.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::IfName(name) => Some(name.as_str()),
-        _ => None,
-    })
-}
-
-fn mtu_of(link: &LinkMessage) -> Option<u32> {
-    link.attributes.iter().find_map(|attribute| match attribute {
-        LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     })
 }
