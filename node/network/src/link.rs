@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use cluster::Card;
 use cluster::card::shown;
@@ -11,7 +11,7 @@ use ipnet::Ipv4Net;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
-use rtnetlink::packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol};
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol};
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use tokio::task::JoinSet;
 
@@ -51,8 +51,8 @@ pub(crate) struct Link {
     index: u32,
     name: String,
     hardware: Option<Hardware>,
-    /// Whether [`Device::apply`] has set a default route.
-    has_set_route: AtomicBool,
+    /// Gateway of the default route that [`Device::apply`] has set.
+    gateway: Mutex<Option<Ipv4Addr>>,
 }
 
 fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
@@ -92,7 +92,7 @@ impl Link {
             index,
             name: name_of(link).unwrap_or("?").to_owned(),
             hardware: hardware_of(link),
-            has_set_route: AtomicBool::new(false),
+            gateway: Mutex::default(),
         })
     }
 
@@ -110,8 +110,13 @@ impl Link {
         Ok(())
     }
 
+    fn set_gateway(&self, gateway: Option<Ipv4Addr>) {
+        *self.gateway.lock().unwrap_or_else(PoisonError::into_inner) = gateway;
+    }
+
     /// Removes the default route that `apply` has set: `RouteMessageBuilder` sets `RTPROT_STATIC` and no metric.
-    async fn remove_default_route(&self) -> Result<(), NetworkError> {
+    /// Another program may have replaced it by a route with another gateway.
+    async fn remove_default_route(&self, gateway: Ipv4Addr) -> Result<(), NetworkError> {
         let all = self.netlink.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
         let all: Vec<RouteMessage> = all.try_collect().await.map_err(step("list the routes"))?;
         let is_default = |route: &RouteMessage| {
@@ -119,6 +124,7 @@ impl Link {
                 && route.header.table == RouteHeader::RT_TABLE_MAIN
                 && route.header.protocol == RouteProtocol::Static
                 && route.attributes.contains(&RouteAttribute::Oif(self.index))
+                && route.attributes.contains(&RouteAttribute::Gateway(RouteAddress::Inet(gateway)))
                 && !route.attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::Priority(_)))
         };
         for route in all.into_iter().filter(is_default) {
@@ -145,20 +151,23 @@ impl Device for Link {
                 tracing::warn!(device = self.name, mtu, %error, "cannot set the MTU");
             }
         }
+        let former = *self.gateway.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gateway) = addressing.gateway {
-            self.has_set_route.store(true, Ordering::Relaxed);
             let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(gateway).build();
             self.netlink.route().add(route).replace().execute().await.map_err(step("set the default route"))?;
-        } else if self.has_set_route.load(Ordering::Relaxed) {
-            self.remove_default_route().await?;
-            self.has_set_route.store(false, Ordering::Relaxed);
+            self.set_gateway(Some(gateway));
+        } else if let Some(gateway) = former {
+            self.remove_default_route(gateway).await?;
+            self.set_gateway(None);
         }
         tracing::info!(device = self.name, address = %addressing.interface, "network configured");
         Ok(())
     }
 
     async fn clear(&self) -> Result<(), NetworkError> {
-        self.remove_but(None).await
+        self.remove_but(None).await?;
+        self.set_gateway(None);
+        Ok(())
     }
 }
 

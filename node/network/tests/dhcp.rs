@@ -216,17 +216,20 @@ async fn a_lease_that_expired_during_a_suspension_is_renewed() {
     cable.cut().await;
 }
 
-/// Regression: the router of the former lease was kept, or the MTU became that of the device, which the mesh and the
-/// pods did not follow.
-#[tokio::test]
-async fn a_renewed_lease_without_router_and_mtu_removes_the_router_alone() {
-    let _guard = SERIAL.lock().await;
-    let cable = Cable::lay(4).await;
+/// Renews a lease by one without a router and an MTU. Before, another program replaces the default route by one to
+/// `other`. Returns the gateways and the MTU afterwards.
+async fn renew(number: u8, other: Option<Ipv4Addr>) -> (Vec<Ipv4Addr>, Option<u32>) {
+    let cable = Cable::lay(number).await;
     cable.accept_own_packets();
     let (network, received) = (Network::open(uplink(&cable)).await.unwrap(), AtomicU32::new(0));
     let renewed = async {
         let given = network.configure().await.unwrap();
         assert_eq!((gateways(&cable.near), network.mtu()), (vec![Ipv4Addr::from(SERVER)], Some(1400)));
+        if let Some(other) = other {
+            let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(other).build();
+            cable.netlink.route().add(route).replace().execute().await.unwrap();
+            assert_eq!(gateways(&cable.near), [other]);
+        }
         // The client asks any server between 7/8 of the lease and its end.
         let (missed, applied) = (watch::Sender::new(Duration::from_secs(3300)), Notify::new());
         let changed = |now: &Addressing| {
@@ -243,8 +246,25 @@ async fn a_renewed_lease_without_router_and_mtu_removes_the_router_alone() {
         renewed = timeout(LIMIT, renewed) => renewed.expect("the lease is renewed in time"),
     }
     assert_eq!(cable.addresses().await, [(Ipv4Addr::from(GIVEN), 24)]);
-    assert_eq!((gateways(&cable.near), network.mtu()), (vec![], Some(1400)));
+    let found = (gateways(&cable.near), network.mtu());
     cable.cut().await;
+    found
+}
+
+/// Regression: the router of the former lease was kept, or the MTU became that of the device, which the mesh and the
+/// pods did not follow.
+#[tokio::test]
+async fn a_renewed_lease_without_router_and_mtu_removes_the_router_alone() {
+    let _guard = SERIAL.lock().await;
+    assert_eq!(renew(4, None).await, (vec![], Some(1400)));
+}
+
+/// Regression: the renewal removed each default route of the device if a former lease had a router.
+#[tokio::test]
+async fn a_route_that_replaced_that_of_the_lease_is_kept() {
+    let _guard = SERIAL.lock().await;
+    let other = Ipv4Addr::new(192, 0, 2, 7);
+    assert_eq!(renew(6, Some(other)).await, (vec![other], Some(1400)));
 }
 
 #[tokio::test]
