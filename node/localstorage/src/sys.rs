@@ -81,6 +81,11 @@ const SMART: u32 = 2;
 /// Size of the SMART log in bytes.
 const LOG_SIZE: usize = 512;
 
+/// The SMART log. `blk_rq_map_user` (block/blk-map.c) lets the controller write to a buffer only if the buffer has the
+/// alignment for DMA, at most 512 bytes. It replaces another buffer by pages of zeros, and copies these to the buffer.
+#[repr(align(4096))]
+struct Log([u8; LOG_SIZE]);
+
 const ADD: c_int = 1;
 const RESIZE: c_int = 3;
 
@@ -182,11 +187,11 @@ fn change_partition(
 /// `NVME_IOCTL_ADMIN_CMD`, Linux 3.3.
 pub(crate) fn smart_log(disk: BorrowedFd<'_>) -> Result<[u8; LOG_SIZE], Errno> {
     // Zeros would be a log without warnings, also if the controller wrote nothing.
-    let mut log = [0xff; LOG_SIZE];
+    let mut log = Log([0xff; LOG_SIZE]);
     let mut command = NvmeCommand {
         opcode: GET_LOG,
         namespace: ALL_NAMESPACES,
-        address: log.as_mut_ptr().expose_provenance() as u64,
+        address: log.0.as_mut_ptr().expose_provenance() as u64,
         data_length: LOG_SIZE as u32,
         // Number of further words of 4 bytes, and the log identifier.
         word_10: (LOG_SIZE as u32 / 4 - 1) << 16 | SMART,
@@ -198,5 +203,5 @@ pub(crate) fn smart_log(disk: BorrowedFd<'_>) -> Result<[u8; LOG_SIZE], Errno> {
     // returns. It keeps neither pointer; every bit pattern of both is valid.
     let status = unsafe { ioctl::nvme_admin(disk.as_raw_fd(), &raw mut command) }?;
     // A positive result is a status code of the controller.
-    if status == 0 { Ok(log) } else { Err(Errno::EIO) }
+    if status == 0 { Ok(log.0) } else { Err(Errno::EIO) }
 }
