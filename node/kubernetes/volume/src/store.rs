@@ -312,7 +312,9 @@ impl Store {
     }
 
     /// Registers the part of the process that stops pods. Each call replaces the registration before it. Without a
-    /// freezer, files are cloned from snapshots only, and groups of snapshots fail.
+    /// freezer, files are cloned from snapshots only, and groups of snapshots fail. Only Granary nodes have a freezer:
+    /// cloned files keep their times since Linux 5.17 ([`reflink::for_each_shared`]), and the kernels of other nodes
+    /// may be older.
     pub fn freeze_by(&self, freezer: Weak<dyn PodFreezer>) {
         *self.freezer.lock().unwrap_or_else(PoisonError::into_inner) = Some(freezer);
     }

@@ -106,9 +106,10 @@ pub(crate) fn fits(used: Usage, limits: Limits) -> bool {
 /// Runs one pass over a cloned tree, until its files share no block. The time of the pass begins with the first shared
 /// block, so that each pass copies some blocks.
 ///
-/// The files keep their times. A pass that a kill or a power cut ends can leave one file without its capability, which
-/// the next pass restores ([`for_each_shared`]). No tenant reads such a file: until a pass over all files has ended, the
-/// copy is in `staging`, and it is not the source of another copy.
+/// The files keep their times of access and modification, and without a capability that of change. A pass that a kill
+/// or a power cut ends can leave one file without its capability, which the next pass restores ([`for_each_shared`]).
+/// No tenant reads such a file: until a pass over all files has ended, the copy is in `staging`, and it is not the
+/// source of another copy.
 ///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
