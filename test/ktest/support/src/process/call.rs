@@ -88,39 +88,33 @@ impl<'a> Call<'a> {
     }
 
     /// Makes the call fail with `ENOSYS`, as if the kernel did not support it.
-    pub fn refuse(mut self) {
-        self.skip();
+    pub fn refuse(self) {
+        self.skip(-i64::from(libc::ENOSYS));
     }
 
-    /// Removes the durability of the call without an error in the child: a sync returns 0 and does nothing, and
-    /// `O_DIRECT` is removed from the flags of `openat2`.
-    pub fn omit_flush(mut self) {
-        let stopped = self.child.stopped();
-        match self.flush().expect("a call that makes something durable") {
+    /// Removes the durability of the call, whose [`Call::flush`] is `flush`, without an error in the child: a sync
+    /// returns 0 and does nothing, and `O_DIRECT` is removed from the flags of `openat2`.
+    pub fn omit_flush(self, flush: &Flush) {
+        match flush {
             Flush::Direct(_) => {
                 let [_, _, how, ..] = self.arguments();
                 let flags = self.how(how) & !i64::from(libc::O_DIRECT);
-                ptrace::write(stopped, how as ptrace::AddressType, flags).expect("a struct open_how");
+                self.child.request(|thread| ptrace::write(thread, how as ptrace::AddressType, flags));
             }
-            Flush::Fsync(_) | Flush::Fdatasync(_) | Flush::Syncfs(_) => {
-                self.skip();
-                let mut registers = ptrace::getregs(stopped).expect("the child stands still");
-                registers.rax = 0;
-                ptrace::setregs(stopped, registers).expect("the child stands still");
-            }
+            Flush::Fsync(_) | Flush::Fdatasync(_) | Flush::Syncfs(_) => self.skip(0),
         }
     }
 
-    /// Flags of `openat2`: the first field of `struct open_how`, include/uapi/linux/openat2.h.
+    /// Flags of `openat2`: the first field of `struct open_how`, include/uapi/linux/openat2.h. 0 if the thread has
+    /// ended: the kernel does not execute its call.
     fn how(&self, address: u64) -> i64 {
-        ptrace::read(self.child.stopped(), address as ptrace::AddressType).expect("a struct open_how")
+        self.child.request(|thread| ptrace::read(thread, address as ptrace::AddressType)).unwrap_or(0)
     }
 
-    /// Continues the child to the end of the call, which the kernel does not execute: no system call has the number
-    /// `u64::MAX`.
-    fn skip(&mut self) {
-        self.registers.orig_rax = u64::MAX;
-        ptrace::setregs(self.child.stopped(), self.registers).expect("the child stands still");
-        assert!(self.child.go_on(), "it ended in a call that does not exist");
+    /// Lets the call return `result`, and the kernel not execute it: `do_syscall_64` in arch/x86/entry skips the number
+    /// -1, and leaves the register of the result as it is.
+    fn skip(self, result: i64) {
+        let registers = user_regs_struct { orig_rax: u64::MAX, rax: result.cast_unsigned(), ..self.registers };
+        self.child.request(|thread| ptrace::setregs(thread, registers));
     }
 }

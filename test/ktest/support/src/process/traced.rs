@@ -102,17 +102,26 @@ impl Traced {
     /// ended.
     pub fn next_call(&mut self) -> Option<Call<'_>> {
         while self.go_on() {
-            let registers = ptrace::syscall_info(self.stopped).and_then(|info| {
-                (info.op != PTRACE_SYSCALL_INFO_EXIT).then(|| ptrace::getregs(self.stopped)).transpose()
+            // `None` inside: the end of a call.
+            let registers = self.request(|thread| {
+                let is_end = ptrace::syscall_info(thread)?.op == PTRACE_SYSCALL_INFO_EXIT;
+                if is_end { Ok(None) } else { ptrace::getregs(thread).map(Some) }
             });
-            match registers {
-                Ok(Some(registers)) => return Some(Call::new(self, registers)),
-                // The end of a call, or the process has begun to exit and ends this thread.
-                Ok(None) | Err(Errno::ESRCH) => {}
-                Err(error) => panic!("the call of thread {} cannot be read: {error}", self.stopped),
+            if let Some(registers) = registers.flatten() {
+                return Some(Call::new(self, registers));
             }
         }
         None
+    }
+
+    /// Makes requests for the stopped thread. `None` if the process has begun to exit meanwhile, which ends the thread
+    /// at its stop: the next stop that is reported is its end.
+    pub(super) fn request<T>(&self, requests: impl FnOnce(Pid) -> Result<T, Errno>) -> Option<T> {
+        match requests(self.stopped) {
+            Ok(found) => Some(found),
+            Err(Errno::ESRCH) => None,
+            Err(error) => panic!("the stopped thread {} rejects a request: {error}", self.stopped),
+        }
     }
 
     /// Continues the child until it enters the `count`th (from 0) call for which `counted` is true. Returns whether the
@@ -166,12 +175,8 @@ impl Traced {
     }
 
     /// Continues the child to its next stop at a system call. Returns `false` if the child has ended.
-    pub(super) fn go_on(&mut self) -> bool {
-        match self.resume(self.stopped) {
-            // If the process has begun to exit meanwhile, the end of the thread is reported.
-            Ok(()) | Err(Errno::ESRCH) => {}
-            Err(error) => panic!("thread {} does not continue: {error}", self.stopped),
-        }
+    fn go_on(&mut self) -> bool {
+        self.request(|thread| self.resume(thread));
         loop {
             match waitpid(self.group(), None) {
                 Ok(WaitStatus::PtraceSyscall(thread)) => {
