@@ -150,7 +150,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let open = File::open("/dev/null").unwrap();
         fcntl(&open, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
-        let script = format!("[ ! -e /proc/$$/fd/{} ] || echo inherited; exit 3", open.as_raw_fd());
+        let script = format!("cd /proc/$$/fd && [ -e 2 ] && [ ! -e {} ] && exit 3", open.as_raw_fd());
         let paths = Paths {
             programs: "/bin".into(),
             ephemeral: scratch.path().join("ephemeral"),
