@@ -81,8 +81,9 @@ const SMART: u32 = 2;
 /// Size of the SMART log in bytes.
 const LOG_SIZE: usize = 512;
 
-/// The SMART log. `blk_rq_map_user` (block/blk-map.c) lets the controller write to a buffer only if the buffer has the
-/// alignment for DMA, at most 512 bytes. It replaces another buffer by pages of zeros, and copies these to the buffer.
+/// The SMART log. `blk_rq_map_user` (block/blk-map.c) lets the controller write to a buffer only if address and size
+/// have the alignment for DMA, by default 512 bytes. It replaces another buffer by pages of zeros, and copies these to
+/// the buffer.
 #[repr(align(4096))]
 struct Log([u8; LOG_SIZE]);
 
