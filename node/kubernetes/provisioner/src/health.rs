@@ -38,7 +38,8 @@ enum Finding<'a> {
 }
 
 /// Checks for faults until it is cancelled: at the start, once per interval, and when the PVs are listed, because the
-/// PVs name the claims of full volumes.
+/// PVs name the claims of full volumes. This check reports the faults of the start again: the API server may have been
+/// unreachable or without the role of the node, and rejected events are not sent again.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     cx.healthy();
     tokio::select! {
@@ -53,7 +54,7 @@ impl Provisioner {
         loop {
             self.report_faults(&mut reported).await?;
             tokio::select! {
-                () = self.pvs_listed(), if !has_pvs => has_pvs = true,
+                () = self.pvs_listed(), if !has_pvs => (reported, has_pvs) = (Reported::default(), true),
                 () = sleep(INTERVAL) => {}
             }
         }
@@ -170,12 +171,16 @@ fn percent(VolumeUsage { record, used, .. }: &VolumeUsage) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
     use std::num::NonZeroU64;
 
     use fsquota::{Fault, Usage};
+    use kube::runtime::watcher::Event;
+    use supervisor::Supervisor;
     use units::{Bytes, Inodes};
 
     use super::*;
+    use crate::fixture;
     use crate::inventory::example;
 
     /// A volume of 1 GiB and 64 files.
@@ -232,5 +237,22 @@ mod tests {
         assert_eq!(reported.disk_faults(&[failed(1)]), []);
         assert_eq!(reported.disk_faults(&[shut_down(), failed(3)]), [shut_down(), failed(3)]);
         assert_eq!(reported.disk_faults(&[shut_down(), failed(3)]), []);
+    }
+
+    /// Regression: the node sent the event at its start, also if the API server did not accept it, and never again.
+    #[tokio::test(start_paused = true)]
+    async fn a_fault_at_the_start_is_reported_again_when_the_pvs_are_listed() {
+        let (provisioner, disk) = fixture::unanswered(&[]);
+        disk.set_faults(vec![DiskFault::Requests(NonZeroU64::MIN)]);
+        let shared = Arc::clone(&provisioner);
+        let tree = Supervisor::start("health", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+        let events = || iter::from_fn(|| provisioner.events.queue.next()).map(|queued| queued.event.reason);
+        sleep(INTERVAL * 2).await;
+        assert_eq!(events().collect::<Vec<_>>(), ["DataDiskFault"]);
+        provisioner.index.update(&Ok(Event::Init));
+        provisioner.index.update(&Ok(Event::InitDone));
+        sleep(INTERVAL * 2).await;
+        assert_eq!(events().collect::<Vec<_>>(), ["DataDiskFault"]);
+        tree.stop(INTERVAL).await.expect("it ends");
     }
 }
