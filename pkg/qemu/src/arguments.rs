@@ -174,8 +174,10 @@ fn add_disk(all: &mut Arguments, disk: &Disk, index: usize, boot: &Boot) -> Resu
 pub(crate) fn device(disk: &Disk) -> Value {
     let mut device =
         json!({"driver": disk.model.driver(), "drive": node_name(&disk.serial), "serial": disk.serial.as_str()});
-    if disk.model == DiskModel::VirtioOneQueue {
-        device["num-queues"] = json!(1);
+    match disk.model {
+        DiskModel::VirtioOneQueue => device["num-queues"] = json!(1),
+        DiskModel::Nvme { warnings } => device["smart_critical_warning"] = json!(warnings),
+        DiskModel::Virtio | DiskModel::Ahci => {}
     }
     device
 }
@@ -427,17 +429,19 @@ mod tests {
 
     #[test]
     fn a_machine_without_virtio_has_other_devices() {
-        for (disk, disk_driver, card, card_driver) in [
-            (DiskModel::Nvme, "nvme", Card::E1000e, "e1000e"),
-            (DiskModel::Ahci, "ide-hd", Card::Igb, "igb"),
-            (DiskModel::Virtio, "virtio-blk-pci", Card::Vmxnet3, "vmxnet3"),
+        let nvme = json!({"driver": "nvme", "smart_critical_warning": 9});
+        for (disk, mut disk_device, card, card_driver) in [
+            (DiskModel::Nvme { warnings: 9 }, nvme, Card::E1000e, "e1000e"),
+            (DiskModel::Ahci, json!({"driver": "ide-hd"}), Card::Igb, "igb"),
+            (DiskModel::Virtio, json!({"driver": "virtio-blk-pci"}), Card::Vmxnet3, "vmxnet3"),
         ] {
             let mut config = direct();
             config.disks.push(Disk { model: disk, ..Disk::new("data".parse().unwrap(), "data.img") });
             config.network = Some(Network { card, mac: None, link: Link::Wire, capture: None });
             let all = built(&config);
             let devices = values(&all, "-device");
-            assert_eq!(json_of(devices[1]), json!({"driver": disk_driver, "drive": "disk-data", "serial": "data"}));
+            (disk_device["drive"], disk_device["serial"]) = (json!("disk-data"), json!("data"));
+            assert_eq!(json_of(devices[1]), disk_device);
             assert_eq!(json_of(devices[2]), json!({"driver": card_driver, "netdev": "network", "romfile": ""}));
         }
     }

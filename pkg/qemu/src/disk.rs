@@ -86,7 +86,11 @@ pub enum DiskModel {
     /// virtio-blk with one queue for all CPUs: concurrent flushes end in the order in which they began.
     VirtioOneQueue,
     /// NVMe, one controller for each disk.
-    Nvme,
+    Nvme {
+        /// Critical warnings in the SMART log of the controller: NVM Express Base Specification 2.0, figure 207, byte 0.
+        /// QEMU supports the lowest five.
+        warnings: u8,
+    },
     /// SATA, on the machine's AHCI controller with six ports. The disk cannot be read-only, and cannot be attached
     /// while the guest runs.
     Ahci,
@@ -96,7 +100,7 @@ impl DiskModel {
     pub(crate) const fn driver(self) -> &'static str {
         match self {
             Self::Virtio | Self::VirtioOneQueue => "virtio-blk-pci",
-            Self::Nvme => "nvme",
+            Self::Nvme { .. } => "nvme",
             Self::Ahci => "ide-hd",
         }
     }

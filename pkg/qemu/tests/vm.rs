@@ -186,9 +186,8 @@ fn this_qemu_has_the_devices_of_other_machines() {
     let host = Host::new();
     let image = host.file("data.img");
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
-    for (model, card) in
-        [(DiskModel::Nvme, Card::E1000e), (DiskModel::Ahci, Card::Igb), (DiskModel::Virtio, Card::Vmxnet3)]
-    {
+    let nvme = DiskModel::Nvme { warnings: 0b1_1111 };
+    for (model, card) in [(nvme, Card::E1000e), (DiskModel::Ahci, Card::Igb), (DiskModel::Virtio, Card::Vmxnet3)] {
         let mut config = waiting();
         config.disks = vec![Disk { model, ..Disk::new("data".parse().unwrap(), &image) }];
         config.network = Some(Network { card, mac: None, link: Link::Wire, capture: None });

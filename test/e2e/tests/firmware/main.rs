@@ -1,5 +1,6 @@
 //! The image as a disk that UEFI firmware boots.
 
+mod fault;
 mod kubelet;
 mod plugin;
 
@@ -31,8 +32,9 @@ const SECTOR: u32 = 512;
 const BLOCK: u64 = 4096;
 
 /// The machine has no other disk, so the first boot creates a data partition behind the system partition. It has no
-/// virtio disk and no virtio network card, but three cards, of which one is connected, and a screen. Its administrator
-/// has only the console and the network. Its pods use the network of a CNI plugin, which a DaemonSet installs.
+/// virtio disk and no virtio network card, but an NVMe disk with critical warnings, three cards, of which one is
+/// connected, and a screen. Its administrator has only the console and the network. Its pods use the network of a CNI
+/// plugin, which a DaemonSet installs.
 ///
 /// Tests start in the order of their names. This test is the longest one and starts first; the others run in parallel.
 #[tokio::test]
@@ -41,7 +43,7 @@ async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
     let mut options = setting.options();
     options.boot = Boot::Firmware(setting.disk().unwrap());
     options.hardware = Hardware {
-        disks: DiskModel::Nvme,
+        disks: DiskModel::Nvme { warnings: fault::WARNINGS },
         card: Card::E1000e,
         // Linux draws each line of the log, which is slow in emulation on a larger screen.
         more: ["vmxnet3,romfile=", "igb", "VGA,romfile=,xres=640,yres=480"].map(str::to_owned).to_vec(),
@@ -91,8 +93,8 @@ async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
         administrator.enters(&node, status.host).await;
         kubelet::accepts_clients_with_rights_only(&node, kubelet.host, &case).await;
     };
-    let ((), used) = tokio::join!(access, plugin::is_used(&case));
-    used.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let ((), used, reported) = tokio::join!(access, plugin::is_used(&case), fault::is_reported(&case));
+    used.and(reported).unwrap_or_else(|error| panic!("{}", chain(&error)));
     node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
 }
 
