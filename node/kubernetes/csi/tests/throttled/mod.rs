@@ -153,9 +153,10 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     });
     node.store.limit_io(&other, FEW).expect("limits");
     let small = [Work::SmallDirectWrites, Work::SmallDirectReads];
+    let mapped = [Work::MappedWrites, Work::MappedReads];
     thread::scope(|scope| {
         scope.spawn(|| measure_both(&pod, &device, small, u64::from(OPERATIONS) * 4096));
-        measure(&pod, &target, Work::MappedWrites, BYTES.get(), Window::DOCUMENTED);
+        measure_both(&pod, &target, mapped, BYTES.get());
     });
     node.unpublish("pvc-2", OTHER).await.expect("unpublish");
 
@@ -178,7 +179,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     // After a restart of both the plugin and the pod, the limits are as accurate as before. Buffered writes come first,
     // because the kernel can move the writeback out of the removed cgroup in the background.
     measure_both(&second, &target, [Work::Writes, Work::Reads], BYTES.get());
-    measure(&second, &target, Work::MappedWrites, BYTES.get(), Window::DOCUMENTED);
+    measure_both(&second, &target, mapped, BYTES.get());
     measure_both(&second, &target, [Work::DirectWrites, Work::DirectReads], BYTES.get());
 
     // A change applies at once, also to the writeback that the first pod owned.

@@ -1,11 +1,11 @@
-//! A mapping of a device, through which a tenant writes.
+//! A mapping of a device, through which a tenant reads and writes.
 
 use std::ffi::c_void;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, msync};
+use nix::sys::mman::{MapFlags, MmapAdvise, MsFlags, ProtFlags, madvise, mmap, msync};
 
 /// Mapping of the start of a file. It stays until the process ends.
 pub struct Mapping {
@@ -19,6 +19,22 @@ impl Mapping {
         // SAFETY: new memory, at an address that the kernel chooses. It is never unmapped.
         let address = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, 0) }.expect("a mapping");
         Self { address, length: length.get() }
+    }
+
+    /// Without read-ahead: the first access to a page reads this page alone.
+    pub fn without_read_ahead(self) -> Self {
+        // SAFETY: the whole mapping, which exists. The call changes no memory.
+        unsafe { madvise(self.address, self.length, MmapAdvise::MADV_RANDOM) }.expect("advise");
+        self
+    }
+
+    /// Copies a part to the buffer.
+    pub fn read(&self, offset: usize, buffer: &mut [u8]) {
+        assert!(offset.checked_add(buffer.len()).is_some_and(|end| end <= self.length));
+        let (to, length) = (buffer.as_mut_ptr(), buffer.len());
+        // SAFETY: the part is inside of the mapping, which is readable. The buffer is other memory: no reference to the
+        // mapping exists.
+        unsafe { self.address.cast::<u8>().as_ptr().add(offset).copy_to_nonoverlapping(to, length) };
     }
 
     /// Writes a part, and waits until it is on the disk.

@@ -54,17 +54,20 @@ pub enum Work {
     Reads,
     /// Writes through a mapping, each with a sync.
     MappedWrites,
+    /// As [`Self::Reads`], through a mapping.
+    MappedReads,
     SmallDirectWrites,
     SmallDirectReads,
 }
 
 impl Work {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::DirectWrites,
         Self::DirectReads,
         Self::Writes,
         Self::Reads,
         Self::MappedWrites,
+        Self::MappedReads,
         Self::SmallDirectWrites,
         Self::SmallDirectReads,
     ];
@@ -72,19 +75,25 @@ impl Work {
     /// Bytes of an operation.
     pub const fn size(self) -> usize {
         match self {
-            Self::DirectWrites | Self::DirectReads | Self::Reads => Piece::SIZE,
+            Self::DirectWrites | Self::DirectReads | Self::Reads | Self::MappedReads => Piece::SIZE,
             Self::Writes | Self::MappedWrites => MIB,
             Self::SmallDirectWrites | Self::SmallDirectReads => 4096,
         }
     }
 
-    /// Start of the part. No other work fills the page cache with the part that [`Self::Reads`] reads.
+    /// Whether the work reads through the page cache. No work writes to its part, so that all pages of the part are clean
+    /// and can leave the cache.
+    const fn reads_cache(self) -> bool {
+        matches!(self, Self::Reads | Self::MappedReads)
+    }
+
+    /// Start of the part.
     const fn start(self) -> usize {
-        if matches!(self, Self::Reads) { PART } else { 0 }
+        if self.reads_cache() { PART } else { 0 }
     }
 
     const fn is_direct(self) -> bool {
-        !matches!(self, Self::Writes | Self::Reads | Self::MappedWrites)
+        !matches!(self, Self::Writes | Self::Reads | Self::MappedWrites | Self::MappedReads)
     }
 
     /// Function that runs one operation at an offset of the device.
@@ -92,6 +101,13 @@ impl Work {
         let mut piece = Box::new(Piece([7; Piece::SIZE]));
         let size = self.size();
         let at = |place: usize| u64::try_from(place).expect("small");
+        if self.reads_cache() {
+            let offset = |place: usize| libc::off_t::try_from(place).expect("small");
+            let (start, length) = (offset(self.start()), offset(PART));
+            let advise = |advice| posix_fadvise(&file, start, length, advice).expect("advise");
+            advise(PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+            advise(PosixFadviseAdvice::POSIX_FADV_RANDOM);
+        }
         match self {
             Self::DirectWrites | Self::SmallDirectWrites => {
                 Box::new(move |place| file.write_all_at(&piece.0[..size], at(place)).expect("write"))
@@ -103,20 +119,17 @@ impl Work {
                 })
             }
             Self::DirectReads | Self::SmallDirectReads | Self::Reads => {
-                if self == Self::Reads {
-                    let offset = |place: usize| libc::off_t::try_from(place).expect("small");
-                    let (start, length) = (offset(self.start()), offset(PART));
-                    let advise = |advice| posix_fadvise(&file, start, length, advice).expect("advise");
-                    // No work writes to this part, so that all of its pages are clean and leave the cache.
-                    advise(PosixFadviseAdvice::POSIX_FADV_DONTNEED);
-                    advise(PosixFadviseAdvice::POSIX_FADV_RANDOM);
-                }
                 Box::new(move |place| file.read_exact_at(&mut piece.0[..size], at(place)).expect("read"))
             }
             Self::MappedWrites => {
                 // The first access to a page reads the page, unless the page cache has it.
                 let mut mapping = Mapping::of(&file, PART.try_into().expect("not 0"));
                 Box::new(move |place| mapping.write(place, size, 9))
+            }
+            Self::MappedReads => {
+                let end = (self.start() + PART).try_into().expect("not 0");
+                let mapping = Mapping::of(&file, end).without_read_ahead();
+                Box::new(move |place| mapping.read(place, &mut piece.0[..size]))
             }
         }
     }
