@@ -189,6 +189,13 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     node.store.limit_io(&volume, FEW).expect("limits");
     assert_eq!(cgroups.limits(), line(&target, FEW));
 
+    // The next process reads the limits in the record.
+    let disk = node.end().await;
+    fs::write(cgroups.0.join("kubepods/io.max"), line(&target, IoLimits::NONE)).expect("another program");
+    let mut node = Node::on_cgroups(disk, &cgroups.0).await;
+    assert_eq!(cgroups.limits(), line(&target, FEW));
+    measure_both(&second, &target, small, u64::from(OPERATIONS) * 4096);
+
     // The limits end with the device.
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
     assert!(cgroups.limits().is_empty() && node.devices().is_empty());
