@@ -66,9 +66,6 @@ impl Classes {
 
 #[cfg(test)]
 mod tests {
-    use supervisor::{Settings, Supervisor};
-    use tokio::time::sleep;
-
     use super::*;
     use crate::fixture;
 
@@ -76,13 +73,6 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_fails_is_a_stall() {
         let (provisioner, _disk) = fixture::with_client(fixture::client(|_| Some((500, "{}".to_owned()))));
-        let settings = Settings::default();
-        let deadline = settings.round_deadline;
-        let tree = Supervisor::start("classes", settings, move |cx| run(cx, Arc::clone(&provisioner)));
-        sleep(deadline / 2).await;
-        assert_eq!(tree.status().stalled, None);
-        sleep(deadline).await;
-        assert!(tree.status().stalled.is_some());
-        tree.stop(deadline).await.expect("it ends");
+        fixture::stalls(move |cx| run(cx, Arc::clone(&provisioner))).await;
     }
 }

@@ -11,12 +11,14 @@ use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
+use supervisor::{Context, Settings, Supervisor};
+use tokio::time::sleep;
 use tower::service_fn;
 use units::Bytes;
 use volume::{Allocation, Claim, IoLimits, Mode, Owner, Record, State, VolumeId};
 
 use crate::Metrics;
-use crate::context::Provisioner;
+use crate::context::{Provisioner, RunError};
 
 pub(crate) const NODE: &str = "granary";
 
@@ -105,4 +107,19 @@ pub(crate) fn unanswered(volumes: &[&VolumeId]) -> (Arc<Provisioner>, Arc<FakeVo
 pub(crate) fn has_turns(provisioner: &Provisioner, sources: [&VolumeId; 2]) -> bool {
     let turns = sources.map(|source| provisioner.clone_turn(true, [source]));
     turns.iter().all(Option::is_some)
+}
+
+/// Verifies that a service is stalled after its deadline, and not before. The clock of the test is paused.
+pub(crate) async fn stalls<F>(service: impl Fn(Context) -> F + Send + Sync + 'static)
+where
+    F: Future<Output = Result<(), RunError>> + Send + 'static,
+{
+    let settings = Settings::default();
+    let deadline = settings.round_deadline;
+    let tree = Supervisor::start("service", settings, service);
+    sleep(deadline / 2).await;
+    assert_eq!(tree.status().stalled, None);
+    sleep(deadline).await;
+    assert!(tree.status().stalled.is_some());
+    tree.stop(deadline).await.expect("it ends");
 }

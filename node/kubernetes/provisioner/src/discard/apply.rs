@@ -179,8 +179,6 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
-    use supervisor::{Settings, Supervisor};
-
     use super::*;
     use crate::fixture::{self, id};
 
@@ -191,13 +189,6 @@ mod tests {
         let (provisioner, _disk) = fixture::unanswered(&[&own]);
         let now = Instant::now();
         provisioner.discards.add(own, EndOfPv { before: now, after: now });
-        let settings = Settings::default();
-        let deadline = settings.round_deadline;
-        let tree = Supervisor::start("discard", settings, move |cx| run(cx, Arc::clone(&provisioner)));
-        sleep(deadline / 2).await;
-        assert_eq!(tree.status().stalled, None);
-        sleep(deadline).await;
-        assert!(tree.status().stalled.is_some());
-        tree.stop(deadline).await.expect("it ends");
+        fixture::stalls(move |cx| run(cx, Arc::clone(&provisioner))).await;
     }
 }
