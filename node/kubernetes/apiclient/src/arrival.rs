@@ -11,7 +11,7 @@ use kube::runtime::watcher::{self, Event};
 
 /// Maximum length of the names in annotations: of nodes, snapshots and classes, and of IDs. The API server rejects
 /// objects with longer names.
-const VALUE_LEN: usize = 253;
+pub const VALUE_LEN: usize = 253;
 
 /// Drops an object that is not to be kept. If it was kept before, it is deleted from the copies.
 pub fn only<K>(event: Event<K>, keep: impl Fn(&K) -> bool) -> Option<Event<K>> {

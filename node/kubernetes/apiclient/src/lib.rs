@@ -23,7 +23,7 @@ use kube::{Client, Config};
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder};
 
-pub use crate::arrival::{changed, only, trim_metadata};
+pub use crate::arrival::{VALUE_LEN, changed, only, trim_metadata};
 pub use crate::deadline::DeadlineError;
 use crate::deadline::WithDeadlines;
 pub use crate::passes::run_passes;
