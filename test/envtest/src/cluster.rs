@@ -27,8 +27,6 @@ use units::Bytes;
 /// Variables that the target of a suite sets: the multi-call program of Kubernetes, and etcd.
 const KUBE: &str = "ENVTEST_KUBE";
 const ETCD: &str = "ENVTEST_ETCD";
-/// Ports on which etcd serves the API server, listens for members, and serves its state.
-const ETCD_PORTS: [u16; 3] = [2379, 2380, 2381];
 
 /// Variable that the target of a suite sets if a case calls [`Cluster::start_dns`].
 const COREDNS: &str = "ENVTEST_COREDNS";
@@ -192,7 +190,7 @@ impl Cluster {
     pub async fn restart_etcd(&self, config: &programs::Config) -> Result<(), StartError> {
         let mut running = self.etcd.lock().await;
         if let Some(running) = running.take() {
-            end(running, &ETCD_PORTS).await;
+            end(running, &etcd::PORTS).await;
         }
         *running = Some(start("etcd", etcd::service(config)).await?);
         Ok(())

@@ -19,6 +19,9 @@ const PEERS: &str = "https://127.0.0.1:2380";
 /// Port of health and metrics, on loopback.
 pub(crate) const HEALTH_PORT: u16 = 2381;
 
+/// Ports of clients, of health and metrics, and of members, all on loopback.
+pub const PORTS: [u16; 3] = [2379, HEALTH_PORT, 2380];
+
 /// Path that returns 200 if etcd has no alarm and can read.
 pub(crate) const HEALTH: &str = "/health";
 
@@ -138,6 +141,8 @@ mod tests {
             .map(|flag| flag.1)
             .collect();
         assert_eq!(listens, [CLIENTS, "http://127.0.0.1:2381", PEERS]);
+        let ports = listens.iter().filter_map(|url| url.rsplit(':').next()?.parse().ok());
+        assert_eq!(ports.collect::<Vec<u16>>(), PORTS);
         for wanted in ["--client-cert-auth=true", "--peer-client-cert-auth=true"] {
             assert!(arguments.iter().any(|flag| flag == wanted), "{wanted}");
         }

@@ -6,7 +6,7 @@ use cluster::{API_PORT, STATUS_PORT};
 use ipnet::Ipv4Net;
 
 use crate::cni::LINKS;
-use crate::{Config, dns};
+use crate::{Config, dns, etcd};
 
 /// Name of the node's own table. kube-proxy and CNI plugins have other tables.
 const TABLE: &str = "granary";
@@ -121,7 +121,7 @@ fn table(chains: &str) -> String {
 fn starting(config: &Config, more: &str) -> String {
     let (services, dns) = (config.services, config.dns_service());
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
-    let own = OWN_PORTS.map(|port| port.to_string()).join(", ");
+    let own = OWN_PORTS.iter().chain(&etcd::PORTS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
     format!(
         r#"    chain starting {{
         type filter hook output priority raw; policy accept;
@@ -135,10 +135,9 @@ fn starting(config: &Config, more: &str) -> String {
     )
 }
 
-/// Loopback ports of the node's programs: API server; etcd for clients, peers and metrics; the kubelet's health;
-/// kube-proxy's metrics and health; CoreDNS' readiness and metrics. A pod's host port would take over connections to
-/// any of them.
-const OWN_PORTS: [u16; 9] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256, dns::READINESS_PORT, dns::METRICS_PORT];
+/// Loopback ports of the node's programs except for etcd: API server; the kubelet's health; kube-proxy's metrics and
+/// health; CoreDNS' readiness and metrics. A pod's host port would take over connections to any of them.
+const OWN_PORTS: [u16; 6] = [API_PORT, 10248, 10249, 10256, dns::READINESS_PORT, dns::METRICS_PORT];
 
 const NTP: u16 = 123;
 const DNS_PORT: u16 = 53;
