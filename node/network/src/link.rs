@@ -34,10 +34,10 @@ pub struct Addressing {
 pub(crate) trait Device: Sync {
     /// Name in the kernel.
     fn name(&self) -> &str;
-    /// Replaces all addresses with this one, and sets route and MTU. A lease replaces the route of the former one:
-    /// without a router, there is no default route. Without an MTU, the device keeps that of the former lease: the mesh
-    /// and the pods have the MTU of the start, and their packets would not fit a lower one. A route and an MTU of
-    /// another program stay. Idempotent.
+    /// Replaces all addresses with this one, and sets the default route and the MTU of the lease. They replace those of
+    /// another program, except for default routes with a metric. Without a router, the route of the former lease is
+    /// removed, and that of another program stays. Without an MTU, the device keeps its current one: the mesh and the
+    /// pods have the MTU of the start, and their packets would not fit a lower one. Idempotent.
     fn apply(&self, addressing: &Addressing) -> impl Future<Output = Result<(), NetworkError>> + Send;
     /// Removes all addresses, which also removes their routes.
     fn clear(&self) -> impl Future<Output = Result<(), NetworkError>> + Send;
