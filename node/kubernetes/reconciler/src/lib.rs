@@ -26,6 +26,8 @@ mod clone;
 mod control;
 mod csr;
 mod dns;
+#[cfg(test)]
+mod fixture;
 mod identity;
 mod kept_claim;
 mod kubelet_certificate;

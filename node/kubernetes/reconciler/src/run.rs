@@ -238,18 +238,16 @@ fn is_drift(object: &Object, found: &DynamicObject) -> bool {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
-    use std::convert::Infallible;
     use std::future::pending;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use http::{Method, Request, Response};
-    use kube::client::Body;
+    use http::Method;
     use serde_json::{Value, json};
     use supervisor::{Settings, Supervisor};
-    use tower::service_fn;
 
     use super::*;
+    use crate::fixture;
 
     /// An API server that has all objects, and the number of requests for one of them.
     fn with_all_objects() -> (Client, Arc<AtomicUsize>) {
@@ -259,7 +257,7 @@ mod tests {
         let all: Arc<HashMap<String, Value>> = Arc::new(all.collect());
         let reads = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&reads);
-        let service = service_fn(move |request: Request<Body>| {
+        let client = fixture::client(move |request| {
             let (all, counted) = (Arc::clone(&all), Arc::clone(&counted));
             async move {
                 assert_eq!(request.method(), Method::GET, "correct objects are not written");
@@ -275,10 +273,10 @@ mod tests {
                         all.iter().filter(|(path, _)| of_kind(path)).map(|(_, object)| object).collect();
                     json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items})
                 };
-                Ok::<_, Infallible>(Response::new(Body::from(answer.to_string().into_bytes())))
+                (200, answer)
             }
         });
-        (Client::new(service, "default"), reads)
+        (client, reads)
     }
 
     /// Regression test: each object in the first list had its own pass, about 1300 requests at a boot.

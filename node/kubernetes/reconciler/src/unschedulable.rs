@@ -162,27 +162,23 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
+    use std::future::ready;
 
-    use http::Response;
-    use kube::client::Body;
     use serde_json::{Value, json};
-    use tower::service_fn;
 
     use super::*;
+    use crate::fixture;
 
     /// An API server with pages of one pod each. The token of a page is its number.
     fn with_pages(pages: Vec<Value>) -> Client {
-        let service = service_fn(move |request: http::Request<Body>| {
+        fixture::client(move |request| {
             let query = request.uri().query().unwrap_or_default();
             assert!(query.contains(&format!("limit={PAGE}")), "{query}");
             let token = query.split('&').find_map(|field| field.strip_prefix("continue="));
             let number: usize = token.map_or(0, |token| token.parse().unwrap());
             let next = (number + 1 < pages.len()).then(|| (number + 1).to_string());
-            let answer = json!({"metadata": {"continue": next}, "items": [pages[number]]});
-            async move { Ok::<_, Infallible>(Response::new(Body::from(answer.to_string().into_bytes()))) }
-        });
-        Client::new(service, "default")
+            ready((200, json!({"metadata": {"continue": next}, "items": [pages[number]]})))
+        })
     }
 
     /// Regression test: a list of whole Pods of users took more than the memory of the reclaimer, and pods after the
