@@ -10,14 +10,14 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams, Patch, PatchParams};
-use kube::runtime::controller::{Action, Controller};
+use kube::runtime::controller::Action;
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use supervisor::Context;
 use tracing::info;
 
-use crate::control::{WatchEnded, control};
+use crate::control::{WatchEnded, control, copied};
 use crate::csr;
 use crate::kubelet_certificate::{Facts, KubeletRequest, Requester};
 use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE, Removed, removed};
@@ -44,9 +44,9 @@ struct Decision {
 /// Healthy when it has listed the requests. Waits for an unreachable API server.
 pub async fn approve(cx: Context, client: Client, reserved: Vec<Ipv4Net>) -> Result<(), WatchEnded> {
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
-    let controller = Controller::new(requests.clone(), watcher::Config::default());
+    let (copies, changed) = copied(watcher(requests.clone(), watcher::Config::default()));
     let approver = Approver { client, requests, reserved };
-    control(cx, "certificate signing requests", controller, decide, Arc::new(approver)).await
+    control(cx, "certificate signing requests", copies, changed, decide, Arc::new(approver)).await
 }
 
 async fn decide(request: Arc<CertificateSigningRequest>, approver: Arc<Approver>) -> Result<Action, ApproveError> {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use apiclient::run_passes;
-use futures::{Stream, StreamExt as _};
-use kube::runtime::controller::{Action, Config, Controller, Error, ReconcileRequest, applier};
-use kube::runtime::reflector::{ObjectRef, Store};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::controller::{Action, Config, Error, ReconcileRequest, applier};
+use kube::runtime::reflector::{self, Store};
 use kube::runtime::utils::StreamBackoff;
-use kube::runtime::watcher::{self, DefaultBackoff};
+use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
 use supervisor::Context;
 use tracing::warn;
 
@@ -27,31 +27,23 @@ const PARALLEL: u16 = 8;
 #[error("the watch of {0} ended")]
 pub struct WatchEnded(&'static str);
 
-/// Runs a controller until cancelled, and completes running passes. Healthy when it has listed the objects. Waits for
-/// an unreachable API server.
-pub(crate) async fn control<K, C, E, Pass>(
-    cx: Context,
-    what: &'static str,
-    controller: Controller<K>,
-    pass: fn(Arc<K>, Arc<C>) -> Pass,
-    context: Arc<C>,
-) -> Result<(), WatchEnded>
+/// Copies of the objects that `events` are about, and a request for each object that needs a pass.
+pub(crate) fn copied<K>(
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+) -> (Store<K>, impl Stream<Item = watcher::Result<ReconcileRequest<K>>>)
 where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    K::DynamicType: Debug + Eq + Hash + Clone + Unpin,
-    E: std::error::Error + Send + 'static,
-    Pass: Future<Output = Result<Action, E>> + Send + 'static,
+    K: Resource<DynamicType: Default + Eq + Hash + Clone> + Clone + 'static,
 {
-    let controller = controller.with_config(Config::default().concurrency(PARALLEL));
-    let objects = controller.store();
-    let pass = |object, context| cx.round(pass(object, context), Result::is_ok);
-    let controller = controller.graceful_shutdown_on(cx.token().cancelled_owned());
-    let passes = controller.run(pass, failed::<K, C, E>(what), context);
-    complete(&cx, what, &objects, passes).await
+    let (objects, writer) = reflector::store();
+    let changed = apiclient::changed(objects.clone(), events.reflect(writer)).map_ok(ReconcileRequest::from);
+    (objects, changed)
 }
 
-/// As [`control`], for a controller that does not keep all objects. An object gets a pass when `queue` has it.
-pub(crate) async fn control_kept<K, C, E, Pass>(
+/// Runs a controller until cancelled, and completes running passes. An object of `objects` gets a pass when `queue` has
+/// it. Healthy when `objects` has its first list. Waits for an unreachable API server.
+///
+/// kube's `Controller` would begin the passes of a list before the list is complete ([`apiclient::changed`]).
+pub(crate) async fn control<K, C, E, Pass>(
     cx: Context,
     what: &'static str,
     objects: Store<K>,
@@ -68,34 +60,7 @@ where
     let config = Config::default().concurrency(PARALLEL);
     let pass = |object, context| Box::pin(cx.round(pass(object, context), Result::is_ok));
     let queue = StreamBackoff::new(queue, DefaultBackoff::default()).take_until(cx.token().cancelled_owned());
-    let passes = applier(pass, failed::<K, C, E>(what), context, objects.clone(), queue, config);
-    complete(&cx, what, &objects, passes).await
-}
-
-fn failed<K, C, E>(what: &'static str) -> impl Fn(Arc<K>, &E, Arc<C>) -> Action
-where
-    K: Resource,
-    E: std::error::Error + 'static,
-{
-    move |object: Arc<K>, error: &E, _: Arc<C>| {
-        let error: &dyn std::error::Error = error;
-        warn!(what, object = object.name_any(), error, "pass failed, will retry");
-        Action::requeue(RETRY)
-    }
-}
-
-async fn complete<K, E>(
-    cx: &Context,
-    what: &'static str,
-    objects: &Store<K>,
-    passes: impl Stream<Item = Result<(ObjectRef<K>, Action), Error<E, watcher::Error>>>,
-) -> Result<(), WatchEnded>
-where
-    K: Resource + Clone + 'static,
-    K::DynamicType: Eq + Hash + Clone,
-    E: std::error::Error + 'static,
-{
-    let passes = passes.for_each(|pass| {
+    let passes = applier(pass, failed::<K, C, E>(what), context, objects.clone(), queue, config).for_each(|pass| {
         match pass {
             // `failed` has logged the first error. The other one is a requeue of an object that was deleted meanwhile,
             // or is not kept any more.
@@ -113,6 +78,18 @@ where
         // Report success of the first list. The stream has no item for later lists.
         cx.report(true);
     };
-    run_passes(passes, objects, cx.cancelled(), listed).await;
+    run_passes(passes, &objects, cx.cancelled(), listed).await;
     if cx.is_cancelled() { Ok(()) } else { Err(WatchEnded(what)) }
+}
+
+fn failed<K, C, E>(what: &'static str) -> impl Fn(Arc<K>, &E, Arc<C>) -> Action
+where
+    K: Resource,
+    E: std::error::Error + 'static,
+{
+    move |object: Arc<K>, error: &E, _: Arc<C>| {
+        let error: &dyn std::error::Error = error;
+        warn!(what, object = object.name_any(), error, "pass failed, will retry");
+        Action::requeue(RETRY)
+    }
 }

@@ -11,13 +11,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, Patch, PatchParams};
-use kube::runtime::controller::{Action, Controller};
+use kube::runtime::controller::Action;
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use supervisor::Context;
 
-use crate::control::{WatchEnded, control};
+use crate::control::{WatchEnded, control, copied};
 use crate::run::FIELD_MANAGER;
 
 const NAMESPACE: &str = "kube-system";
@@ -42,10 +42,10 @@ struct Objects {
 /// Maintains the Service with this address, and an endpoint for each Node, until cancelled. Healthy when it has listed
 /// the Nodes. Waits for an unreachable API server.
 pub async fn dns(cx: Context, client: Client, address: Ipv4Addr) -> Result<(), WatchEnded> {
-    let controller = Controller::new(Api::<Node>::all(client.clone()), watcher::Config::default());
+    let (nodes, changed) = copied(watcher(Api::<Node>::all(client.clone()), watcher::Config::default()));
     let services = Api::namespaced(client.clone(), NAMESPACE);
     let objects = Objects { services, endpoints: Api::namespaced(client, NAMESPACE), address };
-    control(cx, "endpoints of the DNS", controller, pass, Arc::new(objects)).await
+    control(cx, "endpoints of the DNS", nodes, changed, pass, Arc::new(objects)).await
 }
 
 async fn pass(node: Arc<Node>, objects: Arc<Objects>) -> Result<Action, ApplyError> {
@@ -107,7 +107,15 @@ fn endpoint(node: &Node, address: Ipv4Addr) -> (String, Value) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use supervisor::{Settings, Supervisor};
+    use tokio::sync::Notify;
+    use tokio::time::{sleep, timeout};
+
     use super::*;
+    use crate::fixture;
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 
@@ -122,6 +130,45 @@ mod tests {
         assert_eq!(name, "kube-dns-one");
         let typed: EndpointSlice = serde_json::from_value(wanted.clone()).unwrap();
         assert_eq!(serde_json::to_value(typed).unwrap(), wanted);
+    }
+
+    /// Regression: the pass over a new Node of a later list began when its page arrived, and did not find the Node. No
+    /// other pass followed.
+    #[tokio::test(start_paused = true)]
+    async fn a_node_on_an_early_page_of_a_later_list_gets_an_endpoint() {
+        fn page(node: &str, next: Option<&str>) -> Value {
+            let metadata = json!({"resourceVersion": "1", "continue": next});
+            json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": [{"metadata": {"name": node}}]})
+        }
+        let (lists, has_endpoint) = (AtomicU32::new(0), Arc::new(Notify::new()));
+        let applied = Arc::clone(&has_endpoint);
+        let client = fixture::client(move |request| {
+            let path = request.uri().path();
+            if path.ends_with("/kube-dns-new") {
+                applied.notify_one();
+            }
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let is_list = path == "/api/v1/nodes" && !is_watch;
+            let lists = lists.fetch_add(u32::from(is_list), Ordering::Relaxed);
+            async move {
+                let answer = match (is_watch, is_list, lists) {
+                    (true, _, 1) => json!({"type": "ERROR", "object": {"status": "Failure", "code": 410}}),
+                    (true, ..) => pending().await,
+                    (_, true, 0) => page("old", None),
+                    (_, true, 1) => page("new", Some("token")),
+                    (_, true, _) => {
+                        // Passes that do not wait for this page end before it.
+                        sleep(Duration::from_secs(1)).await;
+                        page("old", None)
+                    }
+                    _ => json!({}),
+                };
+                (200, answer)
+            }
+        });
+        let tree = Supervisor::start("dns", Settings::default(), move |cx| dns(cx, client.clone(), ADDRESS));
+        timeout(INTERVAL / 2, has_endpoint.notified()).await.unwrap();
+        tree.stop(INTERVAL).await.unwrap();
     }
 
     /// With a selector, another controller would write the endpoints.

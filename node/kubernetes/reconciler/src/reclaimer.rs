@@ -19,9 +19,9 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::controller::{Action, ReconcileRequest, trigger_with};
+use kube::runtime::controller::{Action, trigger_with};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event as WatchEvent, watcher};
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use crate::clone::Source;
-use crate::control::{WatchEnded, control_kept};
+use crate::control::{WatchEnded, control, copied};
 use crate::kept_claim::{self, is_waiting, waits_for};
 use crate::placement::{self, NoNode, Published};
 use crate::selections::{PodCheck, Selections, size_of};
@@ -102,7 +102,6 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
         checking: tokio::sync::Mutex::default(),
         events: Recorder::new(client.clone(), reporter),
     });
-    let (claims, writer) = reflector::store();
     let reports = cx.clone();
     let changes = watcher(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default())
         .modify(kept_claim::trim)
@@ -112,9 +111,8 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
                 reports.report(true);
             }
         })
-        .try_filter_map(|event| future::ready(Ok(apiclient::only(event, kept_claim::is_kept))))
-        .reflect(writer);
-    let changes = apiclient::changed(claims.clone(), changes).map_ok(ReconcileRequest::from);
+        .try_filter_map(|event| future::ready(Ok(apiclient::only(event, kept_claim::is_kept))));
+    let (claims, changes) = copied(changes);
     let (changed, waiting) = (Arc::clone(&reclaimer), claims.clone());
     let of_nodes = watcher(nodes, watcher::Config::default()).touched_objects();
     let of_nodes = trigger_with(of_nodes, move |node: Node| {
@@ -123,7 +121,7 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
         waiting_for(&waiting, &name)
     });
     let queue = stream::select(changes, of_nodes);
-    control_kept(cx, "claims", claims, queue, reconcile, reclaimer).await
+    control(cx, "claims", claims, queue, reconcile, reclaimer).await
 }
 
 fn waiting_for(claims: &Store<PersistentVolumeClaim>, node: &str) -> Vec<ObjectRef<PersistentVolumeClaim>> {

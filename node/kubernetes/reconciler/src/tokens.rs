@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::BOOTSTRAP_NODE_ANNOTATION;
+use futures::stream;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::api::{Api, DeleteParams, Preconditions};
-use kube::runtime::controller::{Action, Controller};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::controller::{Action, trigger_with};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
@@ -17,7 +19,7 @@ use programs::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_TYPE};
 use supervisor::Context;
 use tracing::info;
 
-use crate::control::{WatchEnded, control};
+use crate::control::{WatchEnded, control, copied};
 
 /// Interval of passes, because a watch may miss the creation of a Node.
 const INTERVAL: Duration = Duration::from_mins(5);
@@ -41,11 +43,12 @@ pub async fn tokens(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let secrets = Api::<Secret>::namespaced(client.clone(), BOOTSTRAP_NAMESPACE);
     let nodes = Api::<Node>::all(client);
     let of_type = watcher::Config::default().fields(&format!("type={BOOTSTRAP_TYPE}"));
-    let controller = Controller::new(secrets.clone(), of_type);
-    let stored = controller.store();
-    let controller =
-        controller.watches(nodes.clone(), watcher::Config::default(), move |node| of_node(&stored, &node.name_any()));
-    control(cx, "bootstrap tokens", controller, pass, Arc::new(Tokens { secrets, nodes })).await
+    let (copies, changed) = copied(watcher(secrets.clone(), of_type));
+    let tokens = copies.clone();
+    let of_nodes = watcher(nodes.clone(), watcher::Config::default()).touched_objects();
+    let of_nodes = trigger_with(of_nodes, move |node: Node| of_node(&tokens, &node.name_any()));
+    let queue = stream::select(changed, of_nodes);
+    control(cx, "bootstrap tokens", copies, queue, pass, Arc::new(Tokens { secrets, nodes })).await
 }
 
 fn node_of(token: &Secret) -> Option<&str> {
