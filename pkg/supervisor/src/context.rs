@@ -55,7 +55,13 @@ impl Context {
     /// [`Settings::round_deadline`]: if no failure is reported for this time, the work has succeeded. A success clears
     /// the reported failures, not those of rounds.
     pub fn report(&self, has_progress: bool) {
-        self.node.progress().report(self.attempt, self.node.settings(), has_progress);
+        self.report_of("", has_progress);
+    }
+
+    /// As [`report`](Self::report), for one of several efforts, such as watches: a success clears only the reported
+    /// failures of the same effort.
+    pub fn report_of(&self, effort: &'static str, has_progress: bool) {
+        self.node.progress().report(self.attempt, self.node.settings(), effort, has_progress);
     }
 
     /// Waits until this attempt has to end. Its children have stopped by then. Cancel-safe.

@@ -21,10 +21,13 @@ struct Rounds {
     next: u64,
     /// Start times of the running rounds by number. Numbers ascend, so the first round is the oldest.
     running: BTreeMap<u64, Instant>,
-    /// Failed rounds since the last progress. The key is the longest time until the next failure of the same work:
-    /// without a failure for this time, the work has succeeded or is gone.
-    failed: BTreeMap<Duration, Failed>,
+    /// Failed rounds since the last progress.
+    failed: BTreeMap<Effort, Failed>,
 }
+
+/// Name, which is empty for the service as a whole, and the longest time until the next failure of the same work:
+/// without a failure for this time, the work has succeeded or is gone.
+type Effort = (&'static str, Duration);
 
 #[derive(Clone, Copy, Debug)]
 struct Failed {
@@ -58,7 +61,7 @@ impl Progress {
         })
         .await;
         if !has_progress(&done) {
-            round.failed(settings.quiet());
+            round.failed(("", settings.quiet()));
         } else if has_waited {
             round.succeeded();
         }
@@ -67,17 +70,17 @@ impl Progress {
 
     /// Records a round that begins and ends now. The reporter retries within the deadline, so a failure after a longer
     /// time shows that the work succeeded meanwhile, without a report.
-    pub(crate) fn report(self: Arc<Self>, attempt: u32, settings: &Settings, has_progress: bool) {
-        let round = Round::begin(self, attempt);
-        if has_progress { round.reported(settings.round_deadline) } else { round.failed(settings.round_deadline) }
+    pub(crate) fn report(self: Arc<Self>, attempt: u32, settings: &Settings, effort: &'static str, has_progress: bool) {
+        let (round, effort) = (Round::begin(self, attempt), (effort, settings.round_deadline));
+        if has_progress { round.reported(effort) } else { round.failed(effort) }
     }
 
     /// How long the service has made no progress, if it is stalled.
     pub(crate) fn stalled(&self, settings: &Settings) -> Option<Duration> {
         let (rounds, deadline, now) = (self.lock(), settings.round_deadline, Instant::now());
         let running = rounds.running.values().next().map(|begin| now - *begin).filter(|time| *time >= deadline);
-        let failed = rounds.failed.iter().filter(|(pause, failed)| {
-            failed.count > 1 && failed.end - failed.begin >= deadline && now - failed.end <= **pause
+        let failed = rounds.failed.iter().filter(|((_, pause), failed)| {
+            failed.count > 1 && failed.end - failed.begin >= deadline && now - failed.end <= *pause
         });
         running.max(failed.map(|(_, failed)| now - failed.begin).max())
     }
@@ -119,24 +122,23 @@ impl Round {
         }
     }
 
-    /// Clears the reported failures. The failed rounds of the service stay.
-    fn reported(self, pause: Duration) {
+    /// Clears the reported failures of the effort. The failed rounds of the service and other efforts stay.
+    fn reported(self, effort: Effort) {
         let mut rounds = self.progress.lock();
         if rounds.running.contains_key(&self.number) {
-            rounds.failed.remove(&pause);
+            rounds.failed.remove(&effort);
         }
     }
 
-    /// `pause` is the longest time until the next failure of the same work.
-    fn failed(self, pause: Duration) {
+    fn failed(self, effort: Effort) {
         let (mut rounds, end) = (self.progress.lock(), Instant::now());
         let Some(&begin) = rounds.running.get(&self.number) else { return };
-        let before = rounds.failed.get(&pause).filter(|before| end - before.end <= pause);
+        let before = rounds.failed.get(&effort).filter(|before| end - before.end <= effort.1);
         let failed = match before {
             Some(before) => Failed { begin: before.begin.min(begin), end, count: before.count.saturating_add(1) },
             None => Failed { begin, end, count: 1 },
         };
-        rounds.failed.insert(pause, failed);
+        rounds.failed.insert(effort, failed);
     }
 }
 

@@ -118,6 +118,19 @@ async fn reports_count_like_rounds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_success_clears_the_failures_of_its_own_effort() {
+    let (tree, cx) = service().await;
+    for expected in [None, None, Some(80)] {
+        cx.report_of("nodes", false);
+        cx.report_of("claims", true);
+        assert_eq!(stalled(&tree), expected);
+        sleep(40 * SECOND).await;
+    }
+    cx.report_of("nodes", true);
+    assert_eq!(stalled(&tree), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stall_ends_when_no_failure_is_reported_for_the_deadline() {
     let (tree, cx) = service().await;
     for _ in 0..3 {
