@@ -17,7 +17,7 @@ use serde_json::json;
 use supervisor::Context;
 use tracing::info;
 
-use crate::control::{WatchEnded, control, copied};
+use crate::control::{WatchEnded, control, copied, watch};
 use crate::csr;
 use crate::kubelet_certificate::{Facts, KubeletRequest, Requester};
 use crate::removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE, Removed, removed};
@@ -44,7 +44,7 @@ struct Decision {
 /// Healthy when it has listed the requests. Waits for an unreachable API server.
 pub async fn approve(cx: Context, client: Client, reserved: Vec<Ipv4Net>) -> Result<(), WatchEnded> {
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
-    let (copies, changed) = copied(watcher(requests.clone(), watcher::Config::default()));
+    let (copies, changed) = copied(watch(cx.clone(), requests.clone(), watcher::Config::default()));
     let approver = Approver { client, requests, reserved };
     control(cx, "certificate signing requests", copies, changed, decide, Arc::new(approver)).await
 }

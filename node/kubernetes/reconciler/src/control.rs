@@ -12,8 +12,9 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::controller::{Action, Config, Error, ReconcileRequest, applier};
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::utils::StreamBackoff;
-use kube::runtime::watcher::{self, DefaultBackoff, Event};
-use kube::{Resource, ResourceExt as _};
+use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use supervisor::Context;
 use tracing::warn;
 
@@ -26,6 +27,23 @@ const PARALLEL: u16 = 8;
 #[derive(Debug, thiserror::Error)]
 #[error("the watch of {0} ended")]
 pub struct WatchEnded(&'static str);
+
+/// Events of the objects of `api`. The watch reports its failures and successes to `cx` by its kind, so that another
+/// watch of the service does not clear its failures.
+pub(crate) fn watch<K>(
+    cx: Context,
+    api: Api<K>,
+    config: watcher::Config,
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
+where
+    K: Resource + k8s_openapi::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    watcher(api, config).inspect(move |event| match event {
+        // An incomplete list does not show that the watch works.
+        Ok(Event::Init | Event::InitApply(_)) => {}
+        event => cx.report_of(K::KIND, event.is_ok()),
+    })
+}
 
 /// Copies of the objects that `events` are about, and a request for each object that needs a pass.
 pub(crate) fn copied<K>(
@@ -66,19 +84,13 @@ where
             // or is not kept any more.
             Ok(_) | Err(Error::ReconcilerFailed(..) | Error::ObjectNotFound(_)) => {}
             Err(error) => {
-                cx.report(false);
                 let error: &dyn std::error::Error = &error;
                 warn!(what, error, "watch failed, will continue");
             }
         }
         future::ready(())
     });
-    let listed = || {
-        cx.healthy();
-        // Report success of the first list. The stream has no item for later lists.
-        cx.report(true);
-    };
-    run_passes(passes, &objects, cx.cancelled(), listed).await;
+    run_passes(passes, &objects, cx.cancelled(), || cx.healthy()).await;
     if cx.is_cancelled() { Ok(()) } else { Err(WatchEnded(what)) }
 }
 

@@ -17,7 +17,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use supervisor::Context;
 
-use crate::control::{WatchEnded, control, copied};
+use crate::control::{WatchEnded, control, copied, watch};
 use crate::run::FIELD_MANAGER;
 
 const NAMESPACE: &str = "kube-system";
@@ -42,7 +42,8 @@ struct Objects {
 /// Maintains the Service with this address, and an endpoint for each Node, until cancelled. Healthy when it has listed
 /// the Nodes. Waits for an unreachable API server.
 pub async fn dns(cx: Context, client: Client, address: Ipv4Addr) -> Result<(), WatchEnded> {
-    let (nodes, changed) = copied(watcher(Api::<Node>::all(client.clone()), watcher::Config::default()));
+    let nodes = watch(cx.clone(), Api::<Node>::all(client.clone()), watcher::Config::default());
+    let (nodes, changed) = copied(nodes);
     let services = Api::namespaced(client.clone(), NAMESPACE);
     let objects = Objects { services, endpoints: Api::namespaced(client, NAMESPACE), address };
     control(cx, "endpoints of the DNS", nodes, changed, pass, Arc::new(objects)).await

@@ -22,7 +22,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::controller::{Action, trigger_with};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher::{self, Event as WatchEvent, watcher};
+use kube::runtime::watcher;
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use supervisor::Context;
@@ -30,7 +30,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use crate::clone::Source;
-use crate::control::{WatchEnded, control, copied};
+use crate::control::{WatchEnded, control, copied, watch};
 use crate::kept_claim::{self, is_waiting, waits_for};
 use crate::placement::{self, NoNode, Published};
 use crate::selections::{PodCheck, Selections, size_of};
@@ -102,19 +102,12 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
         checking: tokio::sync::Mutex::default(),
         events: Recorder::new(client.clone(), reporter),
     });
-    let reports = cx.clone();
-    let changes = watcher(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default())
+    let changes = watch(cx.clone(), Api::<PersistentVolumeClaim>::all(client), watcher::Config::default())
         .modify(kept_claim::trim)
-        .inspect_ok(move |event| {
-            // Most changes start no pass. An incomplete list does not show that the watch works.
-            if matches!(event, WatchEvent::InitDone | WatchEvent::Apply(_) | WatchEvent::Delete(_)) {
-                reports.report(true);
-            }
-        })
         .try_filter_map(|event| future::ready(Ok(apiclient::only(event, kept_claim::is_kept))));
     let (claims, changes) = copied(changes);
     let (changed, waiting) = (Arc::clone(&reclaimer), claims.clone());
-    let of_nodes = watcher(nodes, watcher::Config::default()).touched_objects();
+    let of_nodes = watch(cx.clone(), nodes, watcher::Config::default()).touched_objects();
     let of_nodes = trigger_with(of_nodes, move |node: Node| {
         let name = node.name_any();
         changed.existing.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
@@ -475,7 +468,35 @@ impl Reclaimer {
 
 #[cfg(test)]
 mod tests {
+    use supervisor::{Settings, Supervisor};
+    use tokio::time::sleep;
+
     use super::*;
+    use crate::fixture;
+
+    /// Regression: each event of a claim cleared the failures of the watch of the nodes.
+    #[tokio::test(start_paused = true)]
+    async fn claims_that_change_do_not_hide_that_the_watch_of_the_nodes_fails() {
+        let client = fixture::client(|request| async move {
+            if request.uri().path() == "/api/v1/nodes" {
+                return (500, json!({}));
+            }
+            let metadata = json!({"name": "data", "namespace": "shop", "resourceVersion": "1"});
+            if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                sleep(Duration::from_secs(1)).await;
+                return (200, json!({"type": "MODIFIED", "object": {"metadata": metadata}}));
+            }
+            (200, json!({"apiVersion": "v1", "kind": "List", "metadata": metadata, "items": []}))
+        });
+        let settings = Settings::default();
+        let deadline = settings.round_deadline;
+        let tree = Supervisor::start("reclaimer", settings, move |cx| reclaim(cx, client.clone()));
+        sleep(deadline / 2).await;
+        assert_eq!(tree.status().stalled, None);
+        sleep(deadline).await;
+        assert!(tree.status().stalled.is_some());
+        tree.stop(deadline).await.unwrap();
+    }
 
     #[test]
     fn a_class_of_before_the_pass_decides_nothing_finally() {

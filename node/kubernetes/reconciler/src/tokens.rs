@@ -19,7 +19,7 @@ use programs::{BOOTSTRAP_NAMESPACE, BOOTSTRAP_TYPE};
 use supervisor::Context;
 use tracing::info;
 
-use crate::control::{WatchEnded, control, copied};
+use crate::control::{WatchEnded, control, copied, watch};
 
 /// Interval of passes, because a watch may miss the creation of a Node.
 const INTERVAL: Duration = Duration::from_mins(5);
@@ -43,9 +43,9 @@ pub async fn tokens(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let secrets = Api::<Secret>::namespaced(client.clone(), BOOTSTRAP_NAMESPACE);
     let nodes = Api::<Node>::all(client);
     let of_type = watcher::Config::default().fields(&format!("type={BOOTSTRAP_TYPE}"));
-    let (copies, changed) = copied(watcher(secrets.clone(), of_type));
+    let (copies, changed) = copied(watch(cx.clone(), secrets.clone(), of_type));
     let tokens = copies.clone();
-    let of_nodes = watcher(nodes.clone(), watcher::Config::default()).touched_objects();
+    let of_nodes = watch(cx.clone(), nodes.clone(), watcher::Config::default()).touched_objects();
     let of_nodes = trigger_with(of_nodes, move |node: Node| of_node(&tokens, &node.name_any()));
     let queue = stream::select(changed, of_nodes);
     control(cx, "bootstrap tokens", copies, queue, pass, Arc::new(Tokens { secrets, nodes })).await
