@@ -28,13 +28,21 @@ pub struct FakeVolumes {
     calls: VolumeCalls,
     /// Creates the parts of a volume outside of memory.
     create: Option<Box<Create>>,
-    /// While the value is true, new clones and removals of snapshots wait.
-    held: Mutex<bool>,
+    held: Mutex<HeldCalls>,
     released: Condvar,
 }
 
-/// Maximum duration of [`FakeVolumes::hold`]. It is longer than a test waits, and it ends the threads of a finished
-/// test.
+/// Calls that wait.
+#[derive(Default)]
+struct HeldCalls {
+    /// Whether new clones and removals of snapshots wait.
+    long: bool,
+    /// Volumes whose removals wait.
+    discards: BTreeSet<VolumeId>,
+}
+
+/// Maximum duration of [`FakeVolumes::hold`] and [`FakeVolumes::set_hanging`]. It is longer than a test waits, and it
+/// ends the threads of a finished test.
 const HELD: Duration = Duration::from_secs(300);
 
 type Create = dyn Fn(&VolumeId, Bytes) + Send + Sync;
@@ -178,13 +186,23 @@ impl FakeVolumes {
 
     /// Sets whether new clones and removals of snapshots block, like those of many files do.
     pub fn hold(&self, held: bool) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+        self.held().long = held;
         self.released.notify_all();
     }
 
-    fn wait_while_held(&self) {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.released.wait_timeout_while(held, HELD, |held| *held).unwrap_or_else(PoisonError::into_inner));
+    /// Sets whether the removal of the volume blocks, as by the lock of one of its files.
+    pub fn set_hanging(&self, id: &VolumeId, hanging: bool) {
+        set(&mut self.held().discards, id, hanging);
+        self.released.notify_all();
+    }
+
+    fn wait_while(&self, is_held: impl Fn(&HeldCalls) -> bool) {
+        let waited = self.released.wait_timeout_while(self.held(), HELD, |held| is_held(held));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn held(&self) -> MutexGuard<'_, HeldCalls> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the number of passes that do not complete a clone.

@@ -21,7 +21,7 @@ impl Volumes for FakeVolumes {
                 create(id, want.size);
             }
             if is_new && want.source.is_some() {
-                self.wait_while_held();
+                self.wait_while(|held| held.long);
             }
             let mut disk = self.disk();
             disk.check_volume(id)?;
@@ -54,6 +54,7 @@ impl Volumes for FakeVolumes {
     }
 
     fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.wait_while(|held| held.discards.contains(id));
         self.change(Operation::Discard, id, |disk| disk.discard(id))
     }
 
@@ -78,12 +79,12 @@ impl Volumes for FakeVolumes {
     }
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.wait_while_held();
+        self.wait_while(|held| held.long);
         self.calls.observe(Operation::RemoveSnapshot, || self.disk().remove_snapshot(id))
     }
 
     fn undo_snapshots(&self, ids: &BTreeSet<VolumeId>) -> Result<Ensured<()>, Error> {
-        self.wait_while_held();
+        self.wait_while(|held| held.long);
         self.calls.observe(Operation::RemoveSnapshot, || self.disk().undo_snapshots(ids))
     }
 

@@ -1,6 +1,6 @@
 //! Removes the data of deleted volumes in the background.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +16,19 @@ use crate::discard::queue::{EndOfPv, Pass};
 use crate::error::{ApiError, Error};
 use crate::listing::Listing;
 
-/// Number of volumes that are removed at once. A pass over a volume is bounded, and a volume that needs another pass
-/// waits behind the others.
+/// Number of passes with a place. A pass over a volume is bounded, and a volume that needs another pass waits behind the
+/// others.
 const PARALLEL: usize = 4;
+
+/// Time after which a pass gives up its place. A process decides for how long it has the lock of a file: `unlink` waits
+/// for the lock without a limit, and no signal ends the call.
+const SLOW: Duration = Duration::from_mins(5);
+
+/// Largest number of passes, with those that have given up their places. Each may have a thread.
+const LIMIT: usize = 64;
+
+/// Largest number of passes over the volumes of one namespace, whose pods can let them hang.
+const SHARE: usize = 16;
 
 /// Maximum age of a list that shows that a volume has no PV. A PV that was created longer ago keeps its data, and
 /// removals within this time share a list.
@@ -36,38 +46,82 @@ enum Finished {
     Waiting,
 }
 
+/// The passes that run.
+#[derive(Debug, Default)]
+struct RunningPasses(BTreeMap<VolumeId, RunningPass>);
+
+#[derive(Debug)]
+struct RunningPass {
+    start: Instant,
+    /// Namespace of the volume, empty if unknown.
+    namespace: String,
+    has_place: bool,
+}
+
+impl RunningPasses {
+    /// Begins a pass over the volume, unless too many run.
+    fn begin(&mut self, id: &VolumeId, namespace: String) -> bool {
+        let places = self.0.values().filter(|pass| pass.has_place).count();
+        let share = self.0.values().filter(|pass| pass.namespace == namespace).count();
+        let begins = places < PARALLEL && share < SHARE && self.0.len() < LIMIT;
+        if begins {
+            self.0.insert(id.clone(), RunningPass { start: Instant::now(), namespace, has_place: true });
+        }
+        begins
+    }
+
+    /// Takes the places of slow passes, which continue without them.
+    fn release_places(&mut self) {
+        for (id, pass) in &mut self.0 {
+            if pass.has_place && pass.start.elapsed() >= SLOW {
+                pass.has_place = false;
+                warn!(
+                    volume = %id, namespace = %pass.namespace,
+                    "removal of a deleted volume is slow, others continue; if the disk is not busy, end the process that uses its files"
+                );
+            }
+        }
+    }
+
+    /// Time at which the next pass gives up its place.
+    fn next_release(&self) -> Option<Instant> {
+        self.0.values().filter(|pass| pass.has_place).map(|pass| pass.start + SLOW).min()
+    }
+}
+
 /// Removes data until it is cancelled.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     let mut running = JoinSet::new();
-    let mut active = BTreeSet::new();
+    let mut active = RunningPasses::default();
     cx.healthy();
     while !cx.is_cancelled() {
+        active.release_places();
         let mut wake = Instant::now() + MOST;
         for (id, pause) in provisioner.discards.in_order() {
-            if active.contains(&id) {
+            if active.0.contains_key(&id) {
                 continue;
             }
             match provisioner.attempts.wait(&backoff_key(&id)).max(pause) {
                 Some(left) => wake = wake.min(Instant::now() + left),
-                None if running.len() < PARALLEL => {
-                    active.insert(id.clone());
+                None if active.begin(&id, provisioner.namespace_of(&id)) => {
                     let (cx, provisioner) = (cx.clone(), Arc::clone(&provisioner));
                     running.spawn(async move {
                         let result = provisioner.discard(&cx, &id).await;
                         (id, result)
                     });
                 }
-                // The volume waits until a running pass ends.
+                // The volume waits until a running pass ends, or gives up its place.
                 None => {}
             }
         }
+        wake = active.next_release().map_or(wake, |release| release.min(wake));
         tokio::select! {
             () = cx.cancelled() => {}
             () = sleep_until(wake) => {}
             () = provisioner.discards.added.notified() => {}
             Some(ended) = running.join_next() => {
                 let (id, result) = ended?;
-                active.remove(&id);
+                active.0.remove(&id);
                 provisioner.discarded(&id, result);
             }
         }
@@ -80,6 +134,11 @@ pub(crate) fn backoff_key(id: &VolumeId) -> String {
 }
 
 impl Provisioner {
+    /// Namespace of a volume, empty if its record is unreadable.
+    fn namespace_of(&self, id: &VolumeId) -> String {
+        self.store.record(id).ok().flatten().map(|record| record.claim.namespace).unwrap_or_default()
+    }
+
     /// One pass over a volume in the trash. Its rounds are the parts with requests: work on the disk may take hours.
     async fn discard(&self, cx: &Context, id: &VolumeId) -> Result<Finished, Error> {
         let _guard = loop {
@@ -179,6 +238,11 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
+    use supervisor::{Settings, Supervisor};
+    use tokio::task::yield_now;
+    use tokio::time::advance;
+    use volume::{Allocation, Mode, State};
+
     use super::*;
     use crate::fixture::{self, id};
 
@@ -190,5 +254,61 @@ mod tests {
         let now = Instant::now();
         provisioner.discards.add(own, EndOfPv { before: now, after: now });
         fixture::stalls(move |cx| run(cx, Arc::clone(&provisioner))).await;
+    }
+
+    /// Regression: four removals that waited for locks of files delayed all others, for as long as a process had them.
+    #[tokio::test(start_paused = true)]
+    async fn removals_that_hang_give_up_their_places_and_end_later() {
+        let (client, _lists) = fixture::empty();
+        let (provisioner, disk) = fixture::with_client(client);
+        let volumes: Vec<_> = (0..=PARALLEL).map(|number| id(&format!("pvc-{number}"))).collect();
+        let now = Instant::now();
+        for (number, volume) in volumes.iter().enumerate() {
+            disk.put(volume, fixture::record(Mode::Block { allocation: Allocation::Thick }, State::Announced));
+            disk.retire(volume);
+            disk.set_hanging(volume, number < PARALLEL);
+            provisioner.discards.add(volume.clone(), EndOfPv { before: now, after: now });
+        }
+        let settings = Settings::default();
+        let deadline = settings.stop_deadline;
+        let tree = Supervisor::start("discard", settings, move |cx| run(cx, Arc::clone(&provisioner)));
+        // Threads run in real time, and the clock stands still meanwhile.
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while disk.retired() != volumes[..PARALLEL] {
+            assert!(std::time::Instant::now() < end, "{:?}", disk.retired());
+            advance(SLOW).await;
+        }
+        for volume in &volumes {
+            disk.set_hanging(volume, false);
+        }
+        while !disk.retired().is_empty() {
+            assert!(std::time::Instant::now() < end, "{:?}", disk.retired());
+            yield_now().await;
+        }
+        tree.stop(deadline).await.expect("it ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_namespace_has_only_a_share_of_the_passes() {
+        let mut passes = RunningPasses::default();
+        let volume = |number: usize| id(&format!("pvc-{number}"));
+        for number in 0..LIMIT {
+            let namespace = format!("team-{}", number / SHARE);
+            assert!(passes.begin(&volume(number), namespace.clone()), "{number}");
+            advance(SLOW).await;
+            assert_eq!(passes.next_release(), Some(Instant::now()));
+            passes.release_places();
+            assert_eq!(passes.next_release(), None);
+            let is_full = (number + 1).is_multiple_of(SHARE);
+            assert_eq!(passes.begin(&volume(LIMIT), namespace), !is_full, "{number}");
+            passes.0.remove(&volume(LIMIT));
+        }
+        assert!(!passes.begin(&volume(LIMIT), "other".into()), "too many threads");
+        for number in 0..PARALLEL {
+            passes.0.remove(&volume(number));
+        }
+        assert!((0..PARALLEL).all(|number| passes.begin(&volume(number), "other".into())));
+        passes.0.remove(&volume(LIMIT - 1));
+        assert!(!passes.begin(&volume(LIMIT), "other".into()), "no place");
     }
 }
