@@ -10,7 +10,7 @@ use supervisor::Context;
 use tokio::task::JoinError;
 use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
-use volume::{Drifted, State, VolumeId};
+use volume::{Drifted, Record, State, VolumeId};
 
 use crate::context::{Provisioner, RunError};
 
@@ -38,7 +38,9 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
 }
 
 impl Provisioner {
-    /// The next announced volume in the order of names; after the last one the first.
+    /// The next announced volume in the order of names; after the last one the first. Not a volume that is being removed:
+    /// a removal that hangs has the lock of a directory, and the check would wait for it. `discard` checks such a volume
+    /// before.
     async fn next_live(&self, last: Option<&VolumeId>) -> Result<Option<VolumeId>, RunError> {
         let records = match self.on_disk(|store| store.records()).await? {
             Ok(records) => records.readable,
@@ -48,7 +50,8 @@ impl Provisioner {
             }
         };
         self.drifted.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| records.contains_key(id));
-        let mut announced = records.iter().filter(|(_, record)| record.state == State::Announced).map(|(id, _)| id);
+        let is_kept = |id: &VolumeId, record: &Record| record.state == State::Announced && !self.discards.has(id);
+        let mut announced = records.iter().filter(|(id, record)| is_kept(id, record)).map(|(id, _)| id);
         let first = announced.clone().next();
         Ok(announced.find(|id| last.is_none_or(|last| *id > last)).or(first).cloned())
     }
@@ -90,6 +93,20 @@ mod tests {
     use units::Inodes;
 
     use super::*;
+    use crate::discard::queue::EndOfPv;
+    use crate::fixture::{self, id};
+
+    /// Regression: a removal that waited for the lock of a file stopped the check of all volumes.
+    #[tokio::test]
+    async fn a_volume_that_is_being_removed_is_not_checked() {
+        let [removed, kept] = ["pvc-1", "pvc-2"].map(id);
+        let (provisioner, _disk) = fixture::unanswered(&[&removed, &kept]);
+        let now = Instant::now();
+        provisioner.discards.add(removed, EndOfPv { before: now, after: now });
+        for last in [None, Some(&kept)] {
+            assert_eq!(provisioner.next_live(last).await.expect("a list"), Some(kept.clone()));
+        }
+    }
 
     #[test]
     fn inodes_are_reported_once() {

@@ -65,6 +65,10 @@ impl DiscardQueue {
         self.added.notify_one();
     }
 
+    pub(crate) fn has(&self, id: &VolumeId) -> bool {
+        self.volumes().contains_key(id)
+    }
+
     pub(crate) fn requeue(&self, id: &VolumeId) {
         if let Some(volume) = self.volumes().get_mut(id) {
             volume.queued = Instant::now();
