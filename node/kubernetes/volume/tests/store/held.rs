@@ -11,6 +11,7 @@ use std::time::Duration;
 use ktest_support::{eventually, eventually_is};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::poll::{PollFd, PollFlags, poll};
+use units::Bytes;
 use volume::{ActError, Allocation, Copying, Error, Settings, State, Volumes as _};
 
 use crate::node::{Node, SIZE, disk, files, id, settings, without_pods};
@@ -135,5 +136,38 @@ fn the_removal_of_a_volume_does_not_wait_for_a_process_that_holds_a_deleted_file
     assert!(matches!(removal, Ok(Err(Error::Act { source: ActError::Clear(_), .. }))), "{removal:?}");
     drop(held);
     node.store.discard(&id).unwrap();
+    assert_eq!(node.traces(&id), [""; 0]);
+}
+
+/// `unlink` waits for the lock of the file. The thread has the locks of this volume and of the directory of the file.
+#[test]
+fn a_removal_that_waits_for_a_file_delays_no_other_volume_and_continues() {
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
+    let (other, _) = node.made(&files("pvc-2"));
+    let mut held = File::create(node.path("live", &id).join("held")).unwrap();
+    held.write_all(&[1; 4096]).unwrap();
+    let (store, (faults, page)) = (&node.store, sys::missing_page());
+    let (sender, ended) = mpsc::channel();
+    let (retired, removal) = thread::scope(|scope| {
+        let writer = scope.spawn(|| held.write_all_at(page, 0).unwrap());
+        let mut read = [PollFd::new(faults.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut read, 60_000_u16), Ok(1), "the write has the lock of the file");
+        let removal = scope.spawn(|| store.retire(&id).and_then(|_| store.discard(&id)));
+        eventually_is(&Some(Bytes::new(4096)), || node.limits(record.project).bytes);
+        scope.spawn(|| {
+            node.remove(&other);
+            node.made(&files("pvc-3"));
+            sender.send(store.retired().unwrap()).unwrap();
+        });
+        let retired = ended.recv_timeout(Duration::from_secs(60));
+        assert!(!removal.is_finished(), "the file has no name any more");
+        drop(faults);
+        writer.join().unwrap();
+        (retired, removal.join().unwrap())
+    });
+    assert_eq!(retired, Ok(vec![id.clone()]));
+    assert!(matches!(removal, Err(Error::Act { source: ActError::Clear(_), .. })), "{removal:?}");
+    drop(held);
+    store.discard(&id).unwrap();
     assert_eq!(node.traces(&id), [""; 0]);
 }
