@@ -106,8 +106,6 @@ pub(crate) enum Command {
         #[arg(long, default_value = "1")]
         seed: u64,
     },
-    /// Netlink messages of the mesh and their bytes, with 10, 100 and 1,000 nodes.
-    Mesh,
     /// Size of the image by part, stages of its boot, and memory of the node's program.
     Image {
         /// Number of boots.

@@ -1,5 +1,5 @@
-//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `neighbour`, `pause`, `soak`, `mesh` or `image`:
-//! measures and prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `neighbour`, `pause`, `soak` or `image`: measures and
+//! prints figures.
 //!
 //! Exit status 0: all limits hold. 1: a limit does not hold, or the measurement failed. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -16,8 +16,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use bench::{
-    Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, NeighbourReport, NeighbourSample, PauseReport,
-    PauseSample, Progress, Report, ScaleReport, ScaleSample, TimeReport, TimeSample,
+    Burst, BurstSample, ImageReport, IoReport, IoSample, NeighbourReport, NeighbourSample, PauseReport, PauseSample,
+    Progress, Report, ScaleReport, ScaleSample, TimeReport, TimeSample,
 };
 use clap::Parser;
 use serde::Serialize;
@@ -94,10 +94,6 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
         Command::Soak { minutes, seed } => {
             let arguments_of_guest = ["soak", &format!("--minutes={minutes}"), &format!("--seed={seed}")];
             Ok(guest::command(&arguments.soak_guest).args(arguments_of_guest).status()?.success())
-        }
-        Command::Mesh => {
-            let report = MeshReport::default();
-            print(&report, &report.violations, arguments.json)
         }
         Command::Image { boots, volumes } => {
             let parts = image::weigh(&arguments.part)?;
