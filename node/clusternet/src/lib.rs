@@ -24,7 +24,6 @@ pub use key::{KeyError, ParseKeyError, PrivateKey, PublicKey};
 pub use lost_sessions::LostSessions;
 pub use member::Member;
 pub use member_error::MemberError;
-pub use message::{Cost, cost};
 pub use metrics::{Metrics, Neighbour};
 pub use netlink::RequestError;
 pub use network::PodNetwork;

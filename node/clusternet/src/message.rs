@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, UNIX_EPOCH};
 
 use ipnet::IpNet;
-use netlink_packet_core::{Emitable as _, NLM_F_ACK};
+use netlink_packet_core::Emitable as _;
 use netlink_packet_generic::GenlMessage;
 use netlink_packet_wireguard::{
     WireguardAddressFamily, WireguardAllowedIp, WireguardAllowedIpAttr, WireguardAttribute, WireguardCmd,
@@ -13,8 +13,7 @@ use netlink_packet_wireguard::{
 };
 
 use crate::device::PeerState;
-use crate::netlink::frame;
-use crate::{Change, INTERFACE, PrivateKey, PublicKey};
+use crate::{Change, PrivateKey, PublicKey};
 
 /// Maximum size of the peers in a message, in bytes. An attribute has at most 64 KiB (`nla_len`), and a message must
 /// fit into the socket buffer, by default 208 KiB (`net.core.wmem_default`).
@@ -116,28 +115,6 @@ fn allowed_ip(range: IpNet) -> WireguardAllowedIp {
     ])
 }
 
-/// Cost of changes in netlink messages. The kernel acknowledges each message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
-    pub messages: usize,
-    pub bytes: usize,
-    pub largest: usize,
-}
-
-pub fn cost(changes: &[Change]) -> Cost {
-    // The size does not depend on the value of the family number.
-    total(self::changes(0, INTERFACE, changes))
-}
-
-fn total(messages: Vec<Message>) -> Cost {
-    let frames = messages.into_iter().map(|message| frame(message, NLM_F_ACK, 0).len());
-    frames.fold(Cost::default(), |cost, bytes| Cost {
-        messages: cost.messages + 1,
-        bytes: cost.bytes + bytes,
-        largest: cost.largest.max(bytes),
-    })
-}
-
 #[derive(Default)]
 pub(crate) struct InterfaceState {
     pub(crate) private: Option<[u8; 32]>,
@@ -204,13 +181,36 @@ fn range(WireguardAllowedIp(attributes): &WireguardAllowedIp) -> Option<IpNet> {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_core::NetlinkMessage;
+    use netlink_packet_core::{NLM_F_ACK, NetlinkMessage};
     use proptest::prelude::*;
 
     use super::*;
     use crate::device::Traffic;
     use crate::diff::tests::{any_peers, key, peer, range as part};
-    use crate::{Peer, Peers, diff};
+    use crate::netlink::frame;
+    use crate::{INTERFACE, Peer, Peers, diff};
+
+    /// Netlink messages of changes. The kernel acknowledges each message.
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct Cost {
+        messages: usize,
+        bytes: usize,
+        largest: usize,
+    }
+
+    fn cost(plan: &[Change]) -> Cost {
+        // The size does not depend on the value of the family number.
+        total(changes(0, INTERFACE, plan))
+    }
+
+    fn total(messages: Vec<Message>) -> Cost {
+        let frames = messages.into_iter().map(|message| frame(message, NLM_F_ACK, 0).len());
+        frames.fold(Cost::default(), |cost, bytes| Cost {
+            messages: cost.messages + 1,
+            bytes: cost.bytes + bytes,
+            largest: cost.largest.max(bytes),
+        })
+    }
 
     /// Applies the encoded messages like the kernel: `set_peer` in drivers/net/wireguard/netlink.c.
     fn receive(peers: &mut Peers, messages: &[Message]) {
