@@ -164,8 +164,6 @@ fn differing_sizes(figures: &[Figure]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::sample::DiskWork;
     use crate::timed::Timed;
@@ -265,19 +263,5 @@ mod tests {
         samples.retain(|sample| sample.operation != Operation::Detach || sample.present == 0);
         let missing = Report::new(String::new(), &samples, &[]).unwrap_err();
         assert_eq!(missing.to_string(), "the guest sent no run of detach with 100 devices");
-    }
-
-    proptest! {
-        #[test]
-        fn the_order_of_samples_does_not_matter(costs in prop::collection::vec(1_u64..100, 5), turn: usize) {
-            let mut samples = samples(5, limit);
-            for (sample, cost) in samples.iter_mut().zip(costs.iter().cycle()) {
-                sample.disk.flushes = *cost;
-            }
-            let report = Report::new("6.12".into(), &samples, &[]).unwrap();
-            let length = samples.len();
-            samples.rotate_left(turn % length);
-            prop_assert_eq!(Report::new("6.12".into(), &samples, &[]).unwrap(), report);
-        }
     }
 }

@@ -73,20 +73,6 @@ mod tests {
         }
 
         #[test]
-        fn the_order_of_runs_does_not_matter(counts in prop::collection::vec(0_u64..1000, 1..50), turn: usize) {
-            let mut turned = counts.clone();
-            turned.rotate_left(turn % counts.len());
-            prop_assert_eq!(Spread::of(counts, 3), Spread::of(turned, 3));
-        }
-
-        #[test]
-        fn equal_runs_have_no_spread(count in 0_u64..100_000, runs in 1_usize..20) {
-            let spread = Spread::of(std::iter::repeat_n(count, runs), 1).unwrap();
-            prop_assert!(spread.is_constant());
-            prop_assert!((spread.median - precise(count)).abs() < f64::EPSILON);
-        }
-
-        #[test]
         fn the_slope_of_a_line_is_its_own(base in 0_u32..1000, each in 0_u32..1000, few in 0_u32..100, more in 1_u32..1000) {
             let at = |things: u32| f64::from(base) + f64::from(each) * f64::from(things);
             let found = slope([few, few + more], [at(few), at(few + more)]);
