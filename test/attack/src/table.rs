@@ -3,7 +3,7 @@
 use crate::attack::By::{self, Anyone, Root, User};
 use crate::attack::{Attack, Call};
 use crate::errno::Errno;
-use crate::expected::Expected;
+use crate::expected::Expected::{self, Fails, Succeeds};
 use crate::loops::{LOOP_SET_BLOCK_SIZE, LOOP_SET_CAPACITY, LOOP_SET_DIRECT_IO};
 use crate::project::Place::{File, Layer, Volume};
 use crate::project::{FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, Other};
@@ -12,18 +12,22 @@ use crate::sys::Way::{Compat, HighBits, Native};
 use crate::sys::{READ_ONLY, READ_WRITE};
 use crate::{bpf, device, handle, kernel, loops, processes, project, quota};
 
-const DENIED: Expected = Expected::Fails(&[Errno::EPERM]);
+const DENIED: Expected = Fails(&[Errno::EPERM]);
 /// The kernel rejects an unsigned module with `module.sig_enforce=1`. Lockdown alone returns `EPERM`.
-const REJECTED: Expected = Expected::Fails(&[Errno::EKEYREJECTED]);
+const REJECTED: Expected = Fails(&[Errno::EKEYREJECTED]);
+
+const fn attack(name: &'static str, by: By, unprotected: Expected, protected: Expected, call: Call) -> Attack {
+    Attack { name, by, unprotected, protected, call }
+}
 
 /// The attack succeeds on a kernel without the protections and gets `EPERM` on a node.
 const fn denied(name: &'static str, by: By, call: Call) -> Attack {
-    Attack { name, by, unprotected: Expected::Succeeds, protected: DENIED, call }
+    attack(name, by, Succeeds, DENIED, call)
 }
 
 /// A normal operation, which the protections must permit.
 const fn allowed(name: &'static str, by: By, call: Call) -> Attack {
-    Attack { name, by, unprotected: Expected::Succeeds, protected: Expected::Succeeds, call }
+    attack(name, by, Succeeds, Succeeds, call)
 }
 
 /// Adapts a function with extra arguments to the type `Call`.
@@ -51,20 +55,20 @@ pub const ATTACKS: &[Attack] = &[
     denied("clear_inherit_flag_compat_long", Anyone, call!(project::clear_inherit(Volume, Compat, FS_IOC_SETFLAGS))),
     allowed("change_flags_of_file", Anyone, project::change_flags_of_file),
     // The node's kernel does not have this system call yet.
-    Attack {
-        name: "file_setattr",
-        by: Anyone,
-        unprotected: Expected::Fails(&[Errno::ENOSYS]),
-        protected: Expected::Fails(&[Errno::EPERM, Errno::ENOSYS]),
-        call: project::set_by_name,
-    },
-    Attack {
-        name: "write_past_the_limit",
-        by: Anyone,
-        unprotected: Expected::Succeeds,
-        protected: Expected::Fails(&[Errno::ENOSPC, Errno::EDQUOT]),
-        call: project::write_past_the_limit,
-    },
+    attack(
+        "file_setattr",
+        Anyone,
+        Fails(&[Errno::ENOSYS]),
+        Fails(&[Errno::EPERM, Errno::ENOSYS]),
+        project::set_by_name,
+    ),
+    attack(
+        "write_past_the_limit",
+        Anyone,
+        Succeeds,
+        Fails(&[Errno::ENOSPC, Errno::EDQUOT]),
+        project::write_past_the_limit,
+    ),
     // Only root has a directory in the writable layer.
     denied("set_project_in_layer", Root, call!(project::set(Layer, Native, Other::None))),
     denied("set_project_in_layer_compat", Root, call!(project::set(Layer, Compat, Other::None))),
@@ -81,14 +85,8 @@ pub const ATTACKS: &[Attack] = &[
     denied("disable_limits", Root, call!(quota::switch(Q_XQUOTAOFF))),
     // If the limits are enforced, XFS rejects the command before all other checks. The hook runs earlier.
     denied("enable_limits", Root, call!(quota::switch(Q_XQUOTAON))),
-    Attack {
-        name: "detach_bpf_links",
-        by: Root,
-        unprotected: Expected::Succeeds,
-        // A BPF_LSM_MAC link cannot be detached.
-        protected: Expected::Fails(&[Errno::EPERM, Errno::EOPNOTSUPP]),
-        call: bpf::detach_links,
-    },
+    // A BPF_LSM_MAC link cannot be detached.
+    attack("detach_bpf_links", Root, Succeeds, Fails(&[Errno::EPERM, Errno::EOPNOTSUPP]), bpf::detach_links),
     // Files of other volumes. The pod lacks the required capability.
     denied("open_by_handle", Root, handle::open),
     // Block volumes (section 1).
@@ -108,20 +106,8 @@ pub const ATTACKS: &[Attack] = &[
     denied("set_loop_capacity_high_bits", Anyone, call!(loops::set(HighBits, LOOP_SET_CAPACITY, 0))),
     denied("set_loop_capacity_compat", Anyone, call!(loops::set(Compat, LOOP_SET_CAPACITY, 0))),
     // For a device with a backing file, the kernel rejects both commands with a different error than the protection.
-    Attack {
-        name: "configure_loop",
-        by: Anyone,
-        unprotected: Expected::Fails(&[Errno::EBUSY]),
-        protected: DENIED,
-        call: loops::configure,
-    },
-    Attack {
-        name: "set_loop_file",
-        by: Anyone,
-        unprotected: Expected::Fails(&[Errno::EBUSY]),
-        protected: DENIED,
-        call: loops::set_file,
-    },
+    attack("configure_loop", Anyone, Fails(&[Errno::EBUSY]), DENIED, loops::configure),
+    attack("set_loop_file", Anyone, Fails(&[Errno::EBUSY]), DENIED, loops::set_file),
     denied("change_loop_file", Anyone, call!(loops::change_file(Native))),
     denied("change_loop_file_high_bits", Anyone, call!(loops::change_file(HighBits))),
     denied("change_loop_file_compat", Anyone, call!(loops::change_file(Compat))),
@@ -134,38 +120,14 @@ pub const ATTACKS: &[Attack] = &[
     denied("create_loop_device", Root, call!(device::create_loop_device(Native))),
     denied("create_loop_device_compat", Root, call!(device::create_loop_device(Compat))),
     // The kernel (section 5).
-    Attack {
-        name: "load_module",
-        by: Root,
-        unprotected: Expected::Succeeds,
-        protected: REJECTED,
-        call: kernel::load_module,
-    },
-    Attack {
-        name: "load_module_file",
-        by: Root,
-        unprotected: Expected::Succeeds,
-        protected: REJECTED,
-        call: kernel::load_module_file,
-    },
+    attack("load_module", Root, Succeeds, REJECTED, kernel::load_module),
+    attack("load_module_file", Root, Succeeds, REJECTED, kernel::load_module_file),
     denied("load_kernel", Root, kernel::load_kernel),
     // Without the protection, the kernel reads the file and finds that it is not a kernel.
-    Attack {
-        name: "load_kernel_file",
-        by: Root,
-        unprotected: Expected::Fails(&[Errno::ENOEXEC]),
-        protected: DENIED,
-        call: kernel::load_kernel_file,
-    },
+    attack("load_kernel_file", Root, Fails(&[Errno::ENOEXEC]), DENIED, kernel::load_kernel_file),
     denied("use_io_ports", Root, kernel::use_io_ports),
     // Processes of the node (section 5).
-    Attack {
-        name: "fork_bomb",
-        by: User,
-        unprotected: Expected::Succeeds,
-        protected: Expected::Fails(&[Errno::EAGAIN]),
-        call: processes::fork_bomb,
-    },
+    attack("fork_bomb", User, Succeeds, Fails(&[Errno::EAGAIN]), processes::fork_bomb),
 ];
 
 #[cfg(test)]
