@@ -75,7 +75,7 @@ _guest_binary = rule(
     attrs = _ATTRS,
 )
 
-def _payload(name, program, modules, drivers, tools, tool_packages, programs = {}):
+def _payload(name, program, modules, drivers, tools, programs = {}):
     """NAME_payload: what a guest has beside //test/ktest:guest. A macro. Returns its tools."""
     if tools == None:
         tools = ["mkfs.xfs"] if "xfs" in modules else []
@@ -91,7 +91,7 @@ def _payload(name, program, modules, drivers, tools, tool_packages, programs = {
         kernel_modules(name = name + "_drivers", by_device = True, modules = drivers, **common)
     if tools:
         trees[":%s_tools" % name] = "usr"
-        debian_tree(name = name + "_tools", packages = tool_packages, programs = tools, **common)
+        debian_tree(name = name + "_tools", packages = [Label("//third_party/debian:test_packages")], programs = tools, **common)
     initramfs(
         name = name + "_payload",
         directories = [],
@@ -108,9 +108,7 @@ def ktest(
         modules = ["xfs"],
         drivers = [],
         tools = None,
-        tool_packages = [Label("//third_party/debian:test_packages")],
         programs = {},
-        host_cpus = 1,
         size = "small",
         timeout = "moderate",
         tags = [],
@@ -127,22 +125,21 @@ def ktest(
         test: a rust_test, statically linked; tag it `manual`, so that it is not run on the host.
         modules: kernel modules that are loaded before the program starts, with their dependencies.
         drivers: kernel modules in /drivers, which the program loads itself (`kernel::modules::Drivers`).
-        tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr. `mkfs.xfs` if omitted and
-            XFS is among the modules.
-        tool_packages: Debian packages of the tools and of all libraries that they load.
+        tools: programs that the test starts, out of //third_party/debian:test_packages. They and their libraries become /usr.
+            `mkfs.xfs` if omitted and XFS is among the modules.
         programs: static programs of other packages that the test starts: label -> name in /usr/bin.
         size: as for every test.
         timeout: as for every test. Emulation is slow on a busy machine, hence more than a minute.
-        host_cpus: CPUs of the host that the test keeps busy. A guest that mostly waits shares the host with another test.
         tags: as for every test.
         **kwargs: disks, memory, cpus and kernel of the guest (see README.md), and other attributes of a test.
     """
-    tools = _payload(name, test, modules, drivers, tools, tool_packages, programs)
+    tools = _payload(name, test, modules, drivers, tools, programs)
     _guest_test(
         name = name,
         size = size,
         payload = ":%s_payload" % name,
-        tags = tags + ["cpu:%d" % host_cpus],
+        # A guest that mostly waits shares the host with another test.
+        tags = tags + ["cpu:1"],
         timeout = timeout,
         tools = tools,
         **kwargs
@@ -191,7 +188,6 @@ def guest_program(
         program,
         modules = ["xfs"],
         tools = None,
-        tool_packages = [Label("//third_party/debian:test_packages")],
         **kwargs):
     """A program that runs as root in a VM of its own, and is started like any other. A macro.
 
@@ -204,10 +200,9 @@ def guest_program(
         program: a rust_binary, statically linked.
         modules: as for `ktest`.
         tools: as for `ktest`.
-        tool_packages: as for `ktest`.
         **kwargs: disks, memory, cpus and kernel of the guest, and other attributes of a target.
     """
-    tools = _payload(name, program, modules, [], tools, tool_packages)
+    tools = _payload(name, program, modules, [], tools)
     _guest_binary(
         name = name,
         testonly = True,
