@@ -30,9 +30,9 @@ impl Dir {
     /// Removes `name` and everything below it, like `rm -r`. Follows no symbolic link and enters no other mount.
     /// Succeeds if `name` does not exist. Durable after [`Dir::sync`].
     ///
-    /// The number of descriptors is bounded for trees of any depth: subtrees that are too deep are moved into this
-    /// directory as `.NAME.NUMBER`. `name` itself is removed last, so while it exists, another call continues the
-    /// removal.
+    /// The number of descriptors is bounded for trees of any depth: subtrees that are too deep are moved into the
+    /// directory `.NAME.00` of this directory. `name` itself is removed last, so while it exists, another call continues
+    /// the removal.
     ///
     /// No other process may add to the tree meanwhile; otherwise use [`Dir::remove_all_within`].
     ///
@@ -130,12 +130,15 @@ impl From<Error> for Stop {
     }
 }
 
-/// A removal. Subtrees that were too deep are moved beside the tree. The tree's owner determines their number, so they
-/// are recorded on the disk only.
+/// A removal. Subtrees that were too deep are moved to a directory beside the tree. The tree's owner determines their
+/// number, so they are recorded on the disk only, and not beside the tree, where other removals list them.
 struct Removal<'a> {
     beside: &'a Dir,
     prefix: Vec<u8>,
-    next: u64,
+    /// Whether an entry beside the tree may have subtrees of it.
+    has_moved: bool,
+    /// The directory for subtrees, open until it is removed.
+    moved: Option<Dir>,
     /// Remaining steps; `None` if no other process may change the tree.
     left: Option<u64>,
 }
@@ -144,13 +147,8 @@ impl<'a> Removal<'a> {
     /// Starts a removal, continuing with the subtrees that an interrupted run moved up.
     fn continue_beside(beside: &'a Dir, name: &Name, left: Option<u64>) -> Result<Self, Error> {
         let prefix = [b".", name.as_os_str().as_bytes(), b"."].concat();
-        let mut removal = Self { beside, prefix, next: 0, left };
-        for entry in beside.stream()?.iter() {
-            let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
-            if let Some(number) = removal.number_of(entry.file_name().to_bytes()) {
-                removal.next = removal.next.max(number.saturating_add(1));
-            }
-        }
+        let mut removal = Self { beside, prefix, has_moved: true, moved: None, left };
+        removal.has_moved = removal.waiting()?.is_some();
         Ok(removal)
     }
 
@@ -159,6 +157,7 @@ impl<'a> Removal<'a> {
         loop {
             while let Some(moved) = self.waiting()? {
                 self.remove(self.beside, &moved, 0)?;
+                self.moved = None;
             }
             if self.is_removed(self.beside, name)? {
                 return Ok(());
@@ -171,27 +170,25 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// A subtree that was moved up, if there is one.
+    /// An entry beside the tree that has subtrees of it, if there is one: the directory for them, or a subtree that an
+    /// earlier release moved.
     fn waiting(&self) -> Result<Option<Name>, Error> {
-        if self.next == 0 {
+        if !self.has_moved {
             return Ok(None);
         }
         for entry in self.beside.stream()?.iter() {
             let entry = entry.map_err(|errno| Error::new(Operation::List, ".", errno))?;
             let name = entry.file_name().to_bytes();
-            if self.number_of(name).is_some() {
+            if self.is_moved(name) {
                 return Ok(Name::try_from(OsStr::from_bytes(name)).ok());
             }
         }
         Ok(None)
     }
 
-    fn number_of(&self, name: &[u8]) -> Option<u64> {
-        let digits = name.strip_prefix(self.prefix.as_slice())?;
-        if !digits.iter().all(u8::is_ascii_digit) {
-            return None;
-        }
-        str::from_utf8(digits).ok()?.parse().ok()
+    fn is_moved(&self, name: &[u8]) -> bool {
+        let digits = name.strip_prefix(self.prefix.as_slice()).unwrap_or_default();
+        !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
     }
 
     /// Removes `name` and everything below it. `dir` is `depth` levels below the top.
@@ -259,17 +256,35 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Moves a subtree that is too deep beside the tree.
+    /// Moves a subtree that is too deep to the directory for subtrees.
     fn move_up(&mut self, dir: &Dir, name: &Name) -> Result<(), Stop> {
-        let moved = [self.prefix.as_slice(), self.next.to_string().as_bytes()].concat();
-        let moved = Name::try_from(OsStr::from_bytes(&moved))
-            .map_err(|_| Error::new(Operation::Rename, name.as_os_str(), Errno::ENAMETOOLONG))?;
-        match dir.retry_unprotected(name, || dir.rename(name, self.beside, &moved)) {
-            Ok(()) => self.next += 1,
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error.into()),
+        let failed = |errno| Error::new(Operation::Rename, name.as_os_str(), errno);
+        let to = match self.moved.take() {
+            Some(to) => to,
+            None => self.beside.ensure_dir(&self.moved_name()?, Mode::S_IRWXU)?.into_inner(),
+        };
+        let to: &Dir = self.moved.insert(to);
+        self.has_moved = true;
+        // No other entry of the directory has this name: each has the number of its inode.
+        let number = match fstatat(dir, name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Err(Errno::ENOENT) => return Ok(()),
+            stat => stat.map_err(failed)?.st_ino.to_string(),
+        };
+        let moved = Name::try_from(number.as_str()).map_err(|_| failed(Errno::EINVAL))?;
+        match dir.retry_unprotected(name, || dir.rename(name, to, &moved)) {
+            Err(error) if error.is_not_found() => Ok(()),
+            // Another process replaced the subtree after the look at its number. The next listing returns the name.
+            Err(error) if error.errno() == Errno::EEXIST && self.left.is_some() => Ok(()),
+            done => Ok(done?),
         }
-        Ok(())
+    }
+
+    /// Name of the directory for subtrees. An earlier release never gave this name to a subtree, and removes the
+    /// directory like one.
+    fn moved_name(&self) -> Result<Name, Error> {
+        let name = [self.prefix.as_slice(), b"00"].concat();
+        let name = OsStr::from_bytes(&name);
+        Name::try_from(name).map_err(|_| Error::new(Operation::CreateDir, name, Errno::ENAMETOOLONG))
     }
 
     /// Returns `ENOTEMPTY` if no other process may change the tree. Called when a directory that was listed as empty
@@ -340,6 +355,24 @@ mod tests {
         let mut left = dir.names().unwrap();
         left.sort();
         assert_eq!(left, vec![name(".other.7"), name(".tree.new")]);
+    }
+
+    /// Regression: each subtree was moved beside the tree, where other removals list it.
+    #[test]
+    fn deep_subtrees_take_one_name_beside_the_tree() {
+        let (_scratch, dir) = scratch();
+        let mut deep = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
+        for _ in 1..MAX_DEPTH {
+            deep = deep.create_dir(&name("d"), Mode::S_IRWXU).unwrap();
+        }
+        for number in 0..60 {
+            chain(&deep.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 2 * MAX_DEPTH);
+        }
+        while dir.remove_all_within(&name("tree"), 100).unwrap() == Progress::Unfinished {
+            let names = dir.names().unwrap();
+            assert!(names.len() <= 2 && names.contains(&name("tree")), "{names:?}");
+        }
+        assert!(dir.is_empty().unwrap());
     }
 
     #[test]
