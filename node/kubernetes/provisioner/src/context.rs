@@ -1,6 +1,7 @@
 //! State that all parts of the provisioner share.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,9 +42,16 @@ const LOCKED: Duration = Duration::from_secs(10);
 pub(crate) const NEXT_PASS: Duration = Duration::from_millis(10);
 
 /// Maximum number of passes that clone content at once, for clones of all kinds. The duration of such a pass grows with
-/// the number of files of the source. The limit leaves the other passes
+/// the number of files of the source. The limits of the passes that may take long leave the other passes
 /// ([`Settings::PARALLEL`](crate::Settings::PARALLEL) of each controller) to other tenants.
 const CLONES: usize = 2;
+
+/// Maximum number of further passes over clones of claims, and over rollbacks, at once, for the same reason: each pass
+/// looks at all files.
+const COPIES: usize = 3;
+
+/// Pause after a pass that leaves its place to another copy, which tries again each [`OCCUPIED`].
+const LEFT: Duration = Duration::from_secs(2);
 
 /// Maximum number of passes that remove snapshots or copies of unfinished rollbacks at once, for the same reason. The
 /// snapshots of a group are removed one after the other.
@@ -79,19 +87,28 @@ impl Outcome {
 /// it before its next request: the API server may not answer, and other passes need places and sources.
 #[must_use = "other passes have the sources when this is dropped"]
 pub(crate) struct CloneTurn<'a> {
-    _content: Option<(SemaphorePermit<'a>, Vec<VolumeGuard>)>,
+    _place: Option<SemaphorePermit<'a>>,
+    _sources: Vec<VolumeGuard>,
 }
 
 /// Semaphores of the passes that may take long.
 #[derive(Debug)]
 pub(crate) struct Places {
     clones: Semaphore,
+    copies: Semaphore,
     removals: Semaphore,
+    /// Whether a copy found no place since a pass last left its own.
+    copy_waits: AtomicBool,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        Self { clones: Semaphore::new(CLONES), removals: Semaphore::new(REMOVALS) }
+        Self {
+            clones: Semaphore::new(CLONES),
+            copies: Semaphore::new(COPIES),
+            removals: Semaphore::new(REMOVALS),
+            copy_waits: AtomicBool::new(false),
+        }
     }
 }
 
@@ -228,8 +245,8 @@ impl Provisioner {
     }
 
     /// Requests the turn of a pass over a clone, a snapshot or a rollback. The pass over a new one clones the content;
-    /// meanwhile, all other operations on the sources wait in the store. Later passes copy blocks for about a second,
-    /// and change the source at the end.
+    /// meanwhile, all other operations on the sources wait in the store. Later passes look at all files, copy blocks for
+    /// about a second, and change the source at the end. A pass without sources needs no place.
     ///
     /// Returns `None` if other passes have a source or all places. The pass then ends with [`Outcome::Occupied`],
     /// because a pass that waited would take the place of passes over other volumes.
@@ -239,8 +256,31 @@ impl Provisioner {
         sources: impl IntoIterator<Item = &'a VolumeId>,
     ) -> Option<CloneTurn<'_>> {
         let sources = self.try_lock_all(sources)?;
-        let content = if is_new { Some((self.places.clones.try_acquire().ok()?, sources)) } else { None };
-        Some(CloneTurn { _content: content })
+        if is_new {
+            let place = self.places.clones.try_acquire().ok()?;
+            return Some(CloneTurn { _place: Some(place), _sources: sources });
+        }
+        let place = if sources.is_empty() { None } else { Some(self.copy_place()?) };
+        Some(CloneTurn { _place: place, _sources: Vec::new() })
+    }
+
+    fn copy_place(&self) -> Option<SemaphorePermit<'_>> {
+        let place = self.places.copies.try_acquire().ok();
+        if place.is_none() {
+            self.places.copy_waits.store(true, Ordering::Relaxed);
+        }
+        place
+    }
+
+    /// Records a pass over the clone of a claim, or over a rollback, that did not fail. If another copy has no place,
+    /// the next pass begins after its next try.
+    pub(crate) fn copied(&self, id: &VolumeId, copying: Option<Copying>) -> Outcome {
+        match self.copies.outcome(id, copying) {
+            Outcome::Copying(pause) if self.places.copy_waits.swap(false, Ordering::Relaxed) => {
+                Outcome::Copying(pause.max(LEFT))
+            }
+            outcome => outcome,
+        }
     }
 
     pub(crate) fn try_lock_all<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> Option<Vec<VolumeGuard>> {
@@ -327,7 +367,23 @@ pub(crate) async fn take_after<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::id;
+    use crate::Settings;
+    use crate::fixture::{self, id};
+
+    /// Regression: passes over the clones of one tenant, each of which looked at millions of files, delayed all claims.
+    #[tokio::test(start_paused = true)]
+    async fn passes_over_copies_leave_passes_to_others_and_places_to_other_copies() {
+        let most = usize::from(Settings::PARALLEL.get());
+        let (provisioner, _disk) = fixture::unanswered(&[]);
+        let sources: Vec<_> = (0..most).map(|number| id(&format!("pvc-{number}"))).collect();
+        let turns: Vec<_> = sources.iter().filter_map(|source| provisioner.clone_turn(false, [source])).collect();
+        assert!(turns.len() + CLONES + REMOVALS < most, "{} turns", turns.len());
+        assert!(provisioner.clone_turn(false, []).is_some(), "a claim without a source needs no place");
+        assert!(provisioner.clone_turn(true, [&id("pvc-new")]).is_some());
+        drop(turns);
+        let pauses = sources[..2].iter().map(|copy| provisioner.copied(copy, Some(Copying::InPart)).next());
+        assert_eq!(pauses.collect::<Vec<_>>(), [Some(LEFT), Some(NEXT_PASS)]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn each_copy_waits_longer_until_it_is_forgotten() {

@@ -42,7 +42,7 @@ pub struct Settings {
 
 impl Settings {
     /// Default of `parallel`: enough passes to share log forces, few enough for threads.
-    pub const PARALLEL: NonZeroU16 = NonZeroU16::new(8).expect("it is not zero");
+    pub const PARALLEL: NonZeroU16 = NonZeroU16::new(10).expect("it is not zero");
 
     /// Settings with unregistered metrics and without notices.
     pub fn new(client: Client, node: String, store: Arc<dyn Volumes>) -> Self {

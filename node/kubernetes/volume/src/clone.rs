@@ -197,7 +197,7 @@ impl Store {
     /// pod has discarded blocks; without holes, it needs no new blocks, and its copy does not wait for its writers. A
     /// source of files is flushed less and less often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(&self, copy: &VolumeId, cloning: &Cloning) -> Result<VolumeGuard, ActError> {
-        let source = &cloning.source;
+        let (source, begin) = (&cloning.source, Instant::now());
         // Only the last comparisons, of the usage alone, have the lock: other operations on the source wait neither for
         // its dirty pages nor for the release of its blocks.
         let is_flushed = self.flush_overwritten(cloning);
@@ -216,7 +216,7 @@ impl Store {
         if is_flushed {
             let mut index = self.index();
             // Another copy of the source may have flushed it meanwhile.
-            let flush = Flush::after(index.flushes.get(source).copied(), Instant::now());
+            let flush = Flush::after(index.flushes.get(source).copied(), begin, Instant::now());
             index.flushes.insert(source.clone(), flush);
         }
         Err(error)

@@ -109,15 +109,17 @@ impl<'a> Execution<'a> {
                     copy::end_sharing(self.staged()?, anchor, size, allocation, pass, &cycle)?;
                 } else {
                     let former = self.store.index().flushes.get(id).copied();
+                    let begin = Instant::now();
                     // After a pass that has copied all blocks, later ones only wait until the source fits its size.
-                    if Flush::is_due(former, Instant::now()) {
+                    if Flush::is_due(former, begin) {
                         // The top directory has the mode of the source's top, which `staged` would replace.
                         let (dir, project) = (staging.open_dir(name)?, self.record()?.project);
                         let (anchor, cycle) = (Anchor::new(&self.store.anchors, id), self.duty_cycle()?);
                         anchor.during(&cycle, |anchor| {
                             tree::end_sharing(&dir, anchor, quotas, project, size, pass, &cycle)
                         })?;
-                        self.store.index().flushes.insert(id.clone(), Flush::after(former, Instant::now()));
+                        let flush = Flush::after(former, begin, Instant::now());
+                        self.store.index().flushes.insert(id.clone(), flush);
                     }
                 }
             }

@@ -57,7 +57,7 @@ pub(crate) async fn reconcile_claim(
         && let volume::Error::Copying { left, .. } = error
     {
         debug!(claim = %assigned.claim, %left, "clone partly copied");
-        return Ok(provisioner.copies.outcome(&assigned.id, error.copying()).action());
+        return Ok(provisioner.copied(&assigned.id, error.copying()).action());
     }
     if let Ok(Outcome::Occupied) = provisioned {
         return Ok(Outcome::Occupied.action());

@@ -154,7 +154,7 @@ impl Provisioner {
             Ok(record) => record.into_inner(),
             Err(error) if error.copying().is_some() => {
                 debug!(volume = %id, %error, "content of the snapshot partly copied");
-                return Ok(self.copies.outcome(&kept, error.copying()));
+                return Ok(self.copied(&kept, error.copying()));
             }
             Err(volume::Error::Rollback { source: RollbackError::Grown, .. }) => {
                 debug!(volume = %id, "removing the copy for another size of the volume");
