@@ -176,6 +176,8 @@ pub enum ActError {
     AttachImage(#[from] loopdev::AttachError),
     #[error("the volume's loop device was detached during the call")]
     DeviceGone,
+    #[error("the volume is being cloned; try again")]
+    Cloned,
     #[error("cannot open the volume's loop device")]
     Device(#[from] loopdev::DeviceError),
     #[error("cannot read the state of the volume's loop device")]

@@ -299,7 +299,9 @@ fn of_failure(failure: &Failure) -> Code {
             },
             ActError::VolumeGone => Code::NotFound,
             // The next call finds another state.
-            ActError::DeviceGone | ActError::AttachImage(AttachError::Contended { .. }) => Code::Unavailable,
+            ActError::DeviceGone | ActError::Cloned | ActError::AttachImage(AttachError::Contended { .. }) => {
+                Code::Unavailable
+            }
             ActError::ParentGone
             | ActError::Create(_)
             | ActError::Open(_)

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dir::{Dir, Name};
 use fsquota::FsError;
@@ -66,6 +67,11 @@ impl PublishedDirectories {
     /// Waits until no other call mounts the volume. Other calls wait while the guard exists.
     pub(super) fn publishing(&self, volume: &VolumeId) -> VolumeGuard {
         self.publishing.blocking_lock(volume)
+    }
+
+    /// As [`PublishedDirectories::publishing`], but `None` after this time.
+    pub(super) fn publishing_within(&self, volume: &VolumeId, time: Duration) -> Option<VolumeGuard> {
+        self.publishing.lock_within(volume, time)
     }
 
     pub(super) fn volumes(&self) -> &Store {

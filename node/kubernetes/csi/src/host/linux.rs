@@ -7,6 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use dir::Dir;
 use fsquota::{FsError, Quota};
@@ -29,6 +30,10 @@ use crate::request::{LookRequest, Mode, Purpose, Sharing, TargetPath};
 mod target;
 
 use target::seen_block;
+
+/// Time that a call waits for the end of a clone. A clone without pods to stop has no limit of time, and calls that wait
+/// for it take the connections and threads of others.
+const CLONED: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct Linux {
@@ -352,7 +357,7 @@ impl Host for Linux {
                 Ok(self.devices.limit(&at.id, || self.io(&at.id))?)
             }
             Step::Bind(attributes) => {
-                let _publishing = self.directories.publishing(&at.id);
+                let _publishing = self.directories.publishing_within(&at.id, CLONED).ok_or(ActError::Cloned)?;
                 match (&at.image, &at.volume) {
                     (None, Some(volume)) => {
                         self.directories.add(&at.id, at.target.full())?;

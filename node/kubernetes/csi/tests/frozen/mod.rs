@@ -9,6 +9,7 @@ use ktest_support::{Writer, eventually, mount_cgroups, numbers, this_program};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prometheus::{Registry, TextEncoder};
+use tonic::Code;
 use volume::{
     ActError, Claim, Error, FreezeError, GroupRequest, SnapshotRequest, State, Store, VolumeId, Volumes as _,
 };
@@ -193,6 +194,27 @@ async fn no_pod_gets_a_volume_while_its_pods_are_stopped() {
         call.await.expect("a result").expect("publish");
     }
     assert!(targets.iter().all(|target| mounts_at(target) == 1));
+    drop(freezer);
+    node.stop().await;
+}
+
+/// Regression: a clone without pods, for which there is no longest pause, held the connections of the kubelet.
+#[tokio::test]
+async fn the_kubelet_gets_an_answer_while_a_volume_is_cloned() {
+    let mut node = Node::start().await;
+    let volumes = [node.provision("pvc-1")];
+    let target = node.target(TARGET);
+    fs::create_dir_all(target.parent().expect("a directory")).expect("directories");
+    let freezer = node.freezer.upgrade().expect("the plugin");
+    let stopped = freezer.freeze(&volumes, PATIENCE).expect("no pod has it");
+    let message = || node.kubelet.publish("pvc-1", TARGET, MANY);
+    let (first, second) = (message(), message());
+    let answer = tokio::time::timeout(PATIENCE, node.publish(first)).await.expect("an answer");
+    assert_eq!(answer, Err(Code::Unavailable));
+    assert_eq!(mounts_at(&target), 0);
+    stopped.thaw().expect("nothing ran");
+    node.publish(second).await.expect("publish");
+    assert_eq!(mounts_at(&target), 1);
     drop(freezer);
     node.stop().await;
 }
