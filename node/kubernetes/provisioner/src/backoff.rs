@@ -99,17 +99,13 @@ impl Attempts {
         self.failed_for(uid, longest(error))
     }
 
-    pub(crate) fn failed(&self, uid: &str) -> Retry {
-        self.failed_for(uid, MOST)
-    }
-
-    /// As [`Attempts::failed`], with pauses of `most` at the longest. Failures after that do not lengthen the pauses of
-    /// other failures.
+    /// Counts a failure, with pauses of `most` at the longest. Failures after that do not lengthen the pauses of other
+    /// failures.
     pub(crate) fn failed_for(&self, uid: &str, most: Duration) -> Retry {
         self.record(uid, most, false)
     }
 
-    /// As [`Attempts::failed`], for a failure whose back-off [`Attempts::wake`] ends.
+    /// As [`Attempts::failed_for`] with [`MOST`], for a failure whose back-off [`Attempts::wake`] ends.
     pub(crate) fn failed_until_woken(&self, uid: &str) -> Retry {
         self.record(uid, MOST, true)
     }
@@ -226,15 +222,15 @@ mod tests {
     async fn an_object_waits_until_a_success_resets_it() {
         let attempts = Attempts::default();
         assert_eq!(attempts.wait("a"), None);
-        let first = attempts.failed("a");
+        let first = attempts.failed_for("a", MOST);
         assert_eq!(first.attempt, 1);
         assert_eq!(attempts.wait("a"), Some(first.after));
         assert_eq!(attempts.wait("b"), None);
         tokio::time::advance(first.after).await;
         assert_eq!(attempts.wait("a"), None);
-        assert_eq!(attempts.failed("a").attempt, 2);
+        assert_eq!(attempts.failed_for("a", MOST).attempt, 2);
         attempts.succeeded("a");
-        assert_eq!(attempts.failed("a").attempt, 1);
+        assert_eq!(attempts.failed_for("a", MOST).attempt, 1);
     }
 
     #[tokio::test(start_paused = true)]
@@ -243,10 +239,10 @@ mod tests {
         for _ in 0..20 {
             assert!(attempts.failed_for("a", OUTAGE).after <= OUTAGE);
         }
-        assert_eq!(attempts.failed("a").attempt, 6);
+        assert_eq!(attempts.failed_for("a", MOST).attempt, 6);
         let retry = attempts.failed_for("a", OUTAGE);
         assert!(retry.attempt == 6 && retry.after <= OUTAGE, "{retry:?}");
-        assert_eq!(attempts.failed("a").attempt, 7, "nor do they shorten them");
+        assert_eq!(attempts.failed_for("a", MOST).attempt, 7, "nor do they shorten them");
     }
 
     /// Wakes in a loop cause one pass a second at most.
@@ -272,7 +268,7 @@ mod tests {
         assert!(attempts.wake("a"));
         assert_eq!(attempts.wait("a"), None, "the failure is more than a second ago");
         attempts.failed_until_woken("a");
-        let other = attempts.failed("a");
+        let other = attempts.failed_for("a", MOST);
         assert!(!attempts.wake("a"), "the last failure had another reason");
         assert_eq!(attempts.wait("a"), Some(other.after));
         assert_eq!(attempts.failed_until_woken("a").attempt, 1, "its pass may have looked before the wake");
@@ -287,21 +283,21 @@ mod tests {
             attempts.failed_until_woken(key);
         }
         for key in ["failed", "looked"] {
-            attempts.failed(key);
+            attempts.failed_for(key, MOST);
         }
         assert_eq!(attempts.wake_all(|key| key != "other"), ["waits".to_owned()].into());
         assert!(attempts.wake_all(|key| key != "other").is_empty(), "once for each failure");
         assert!(attempts.wake("other") && !attempts.wake("failed"));
-        assert_eq!(["waits", "failed"].map(|key| attempts.failed(key).attempt), [1, 2]);
+        assert_eq!(["waits", "failed"].map(|key| attempts.failed_for(key, MOST).attempt), [1, 2]);
         assert_eq!(attempts.failed_until_woken("looked").attempt, 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn objects_that_are_not_retried_are_removed() {
         let attempts = Attempts::default();
-        attempts.failed("gone");
+        attempts.failed_for("gone", MOST);
         tokio::time::advance(3 * MOST).await;
-        attempts.failed("other");
+        attempts.failed_for("other", MOST);
         assert!(!attempts.is_failing("gone"));
         assert!(attempts.is_failing("other"));
     }

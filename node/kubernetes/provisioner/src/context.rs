@@ -151,6 +151,33 @@ impl Copies {
     }
 }
 
+/// Sources of new clones that had no turn, as the last pass over each claim found them.
+#[derive(Debug, Default)]
+pub(crate) struct WaitingClones(Mutex<HashMap<VolumeId, (VolumeId, Instant)>>);
+
+impl WaitingClones {
+    /// Time without a pass after which a clone is forgotten. Its claim is gone.
+    const FORGOTTEN: Duration = Duration::from_mins(1);
+
+    fn add(&self, clone: &VolumeId, source: &VolumeId) {
+        let now = Instant::now();
+        let mut clones = self.table();
+        clones.retain(|_, (_, last)| now.saturating_duration_since(*last) < Self::FORGOTTEN);
+        clones.insert(clone.clone(), (source.clone(), now));
+    }
+
+    fn source(&self, clone: &VolumeId) -> Option<VolumeId> {
+        let mut clones = self.table();
+        let (source, last) = clones.get_mut(clone)?;
+        *last = Instant::now();
+        Some(source.clone())
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<VolumeId, (VolumeId, Instant)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Error after which the provisioner has to be started again.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -181,6 +208,7 @@ pub(crate) struct Provisioner {
     pub(crate) locks: VolumeLocks,
     pub(crate) places: Places,
     pub(crate) copies: Copies,
+    waiting_clones: WaitingClones,
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
@@ -208,6 +236,7 @@ impl Provisioner {
             locks: VolumeLocks::default(),
             places: Places::default(),
             copies: Copies::default(),
+            waiting_clones: WaitingClones::default(),
             discards: DiscardQueue::default(),
             drifted: Mutex::default(),
             index: PvIndex::new(node.clone()),
@@ -270,6 +299,21 @@ impl Provisioner {
             self.places.copy_waits.store(true, Ordering::Relaxed);
         }
         place
+    }
+
+    /// Whether the clone of a claim has not begun and would have no turn, as far as the provisioner knows without a
+    /// request for the source. A claim needs no space before its clone begins, so that a tenant can have thousands.
+    pub(crate) fn clone_waits(&self, id: &VolumeId) -> bool {
+        let is_taken = || {
+            self.places.clones.available_permits() == 0
+                || self.waiting_clones.source(id).is_some_and(|source| self.locks.try_lock(&source).is_none())
+        };
+        matches!(self.store.record(id), Ok(None)) && is_taken()
+    }
+
+    /// Records that the new clone of a claim had no turn.
+    pub(crate) fn turn_missed(&self, id: &VolumeId, source: &VolumeId) {
+        self.waiting_clones.add(id, source);
     }
 
     /// Records a pass over the clone of a claim, or over a rollback, that did not fail. If another copy has no place,
@@ -366,6 +410,8 @@ pub(crate) async fn take_after<T>(
 
 #[cfg(test)]
 mod tests {
+    use volume::{Allocation, Mode, State};
+
     use super::*;
     use crate::Settings;
     use crate::fixture::{self, id};
@@ -383,6 +429,30 @@ mod tests {
         drop(turns);
         let pauses = sources[..2].iter().map(|copy| provisioner.copied(copy, Some(Copying::InPart)).next());
         assert_eq!(pauses.collect::<Vec<_>>(), [Some(LEFT), Some(NEXT_PASS)]);
+    }
+
+    /// Regression: each clone that waited for its turn requested its source each second.
+    #[tokio::test(start_paused = true)]
+    async fn a_clone_waits_without_requests_for_a_place_and_its_source() {
+        let [source, copy, other] = ["pvc-source", "pvc-copy", "pvc-other"].map(id);
+        let (provisioner, disk) = fixture::unanswered(&[&source, &other]);
+        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        assert!(!provisioner.clone_waits(&copy), "the source is not known yet");
+        provisioner.turn_missed(&copy, &source);
+        assert!(provisioner.clone_waits(&copy) && !provisioner.clone_waits(&id("pvc-new")));
+        let second = provisioner.clone_turn(true, [&other]).expect("a turn");
+        assert!(provisioner.clone_waits(&id("pvc-new")), "all places are taken");
+        drop(turn);
+        assert!(!provisioner.clone_waits(&copy));
+        drop(second);
+        let begun = fixture::record(Mode::Block { allocation: Allocation::Thick }, State::Staged);
+        disk.put(&copy, begun);
+        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        assert!(!provisioner.clone_waits(&copy), "a clone that has begun needs its source no more");
+        drop(turn);
+        tokio::time::advance(WaitingClones::FORGOTTEN).await;
+        provisioner.turn_missed(&other, &source);
+        assert_eq!(provisioner.waiting_clones.table().keys().collect::<Vec<_>>(), [&other]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -115,6 +115,9 @@ impl Provisioner {
         }
         let class = self.class_of(assigned).await?;
         let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(Outcome::Complete) };
+        if request.source.is_some() && self.clone_waits(&request.id) {
+            return Ok(Outcome::Occupied);
+        }
         // Events do not wait for a pass that copies, because it is mostly work of the disk.
         let _write = request.source.is_none().then(|| self.events.queue.begin_write());
         if let Some(topologies) = Topologies::of(&class) {
@@ -131,7 +134,12 @@ impl Provisioner {
         };
         // This pass already has the lock of its own volume.
         let source = request.volume.source.as_ref().filter(|source| **source != request.id);
-        let Some(turn) = self.clone_turn(is_new, source) else { return Ok(Outcome::Occupied) };
+        let Some(turn) = self.clone_turn(is_new, source) else {
+            if let Some(source) = source.filter(|_| is_new) {
+                self.turn_missed(&request.id, source);
+            }
+            return Ok(Outcome::Occupied);
+        };
         if is_new && !self.attempts.is_failing(&backoff_key(claim)) {
             self.events.provisioning(claim, &self.node);
         }

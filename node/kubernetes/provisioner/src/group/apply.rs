@@ -149,6 +149,11 @@ impl Provisioner {
         is_new: bool,
     ) -> Result<Option<BTreeMap<VolumeId, Record>>, Error> {
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
+        let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
+        // A pass that waits for a turn is repeated each second, and sends no request.
+        if self.clone_turn(true, &sources).is_none() {
+            return Ok(None);
+        }
         let class = content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| !class.is_empty());
         let SnapshotParameters { max_pause, sharing } = match class {
             Some(class) => match self.group_parameters(class).await {
@@ -160,7 +165,6 @@ impl Provisioner {
             None => SnapshotParameters::default(),
         };
         members.values_mut().for_each(|member| member.sharing = sharing);
-        let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
         let Some(turn) = self.clone_turn(true, &sources) else { return Ok(None) };
         let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
@@ -308,6 +312,23 @@ mod tests {
         assert!(timeout(Duration::from_secs(1), &mut pass).await.is_err(), "the status is written without an answer");
         assert!(disk.record(&id("group-taken-pvc-2")).is_some());
         assert!(fixture::has_turns(&provisioner, sources.each_ref()));
+    }
+
+    /// Regression: a pass that waited for its turn read the class each second.
+    #[tokio::test(start_paused = true)]
+    async fn a_group_that_waits_for_its_turn_sends_no_request() {
+        let sources = ["pvc-1", "pvc-2"].map(id);
+        let (provisioner, _disk) = fixture::unanswered(&sources.each_ref());
+        let mut content = GroupContent::clone(&content());
+        content.spec.volume_group_snapshot_class_name = Some("local".into());
+        let content = Arc::new(content);
+        let limit = Duration::from_secs(1);
+        let pass = || timeout(limit, reconcile_group(Arc::clone(&content), Arc::clone(&provisioner)));
+        let turn = provisioner.clone_turn(true, [&sources[1]]).expect("a turn");
+        let waiting = pass().await.expect("it sends no request").expect("it waits");
+        assert_eq!(waiting, Outcome::Occupied.action());
+        drop(turn);
+        assert!(pass().await.is_err(), "the class is read without an answer");
     }
 
     /// Regression: while a client of CSI cloned one of the volumes, a pass listed all contents each second.

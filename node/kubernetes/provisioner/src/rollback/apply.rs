@@ -23,6 +23,9 @@ use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 /// Between the UID of the claim and the request in a back-off key.
 const INFIX: &str = " rollback ";
 
+/// Longest pause of a rollback that waits for the end of a clone or snapshot.
+const SHARED: Duration = Duration::from_secs(10);
+
 /// Runs one pass over the rollback of a claim. Returns the pause until the next pass.
 pub(crate) async fn roll_back_claim(
     claim: &PersistentVolumeClaim,
@@ -65,9 +68,8 @@ pub(crate) async fn roll_back_claim(
         Err(Error::Store(error @ volume::Error::Rollback { source: RollbackError::Shared, .. })) => {
             if !provisioner.attempts.is_failing(&shared) {
                 provisioner.events.rollback_waits(claim, &snapshot, RollbackWait::Clones, &error);
-                provisioner.attempts.failed(&shared);
             }
-            Ok(Outcome::Occupied.next())
+            Ok(Some(provisioner.attempts.failed_for(&shared, SHARED).after))
         }
         Err(Error::Store(volume::Error::Rollback { source: source @ RollbackError::Opened, .. })) => {
             debug!(volume = %id, reason = %source, "rollback waits");
@@ -335,7 +337,7 @@ mod tests {
     use kube::runtime::watcher::Event;
     use tokio::time::advance;
     use units::Bytes;
-    use volume::{Allocation, DRIVER_NAME, Mode, Owner, Sharing, State};
+    use volume::{Allocation, Cloning, DRIVER_NAME, Mode, Owner, Sharing, State};
 
     use super::*;
     use crate::claim::bound::reconcile_bound;
@@ -449,6 +451,20 @@ mod tests {
         }
         pass().await.expect_err("the API server accepts no new object");
         assert_eq!(disk.source(volume).as_ref(), Some(source));
+    }
+
+    /// Regression: a rollback that waited for a clone read its snapshot each second, as long as the tenant liked.
+    #[tokio::test(start_paused = true)]
+    async fn the_pauses_of_a_rollback_that_waits_for_a_clone_grow() {
+        let Fixture { provisioner, disk, claim, volume, .. } = Fixture::with_size(Bytes::GIB);
+        let clone = fixture::record(Mode::Block { allocation: Allocation::Thick }, State::Staged);
+        disk.put(&id("pvc-2"), Record { cloning: Some(Cloning::new(volume.clone(), Bytes::GIB)), ..clone });
+        let pass = async || roll_back_claim(&claim, &volume, plan::next(&claim), &provisioner).await.expect("it waits");
+        for _ in 0..8 {
+            pass().await;
+        }
+        let pause = pass().await;
+        assert!(pause > Some(2 * SECOND) && pause <= Some(SHARED), "{pause:?}");
     }
 
     /// Regression: a request that was removed and repeated has another ID, and was tried without a pause.

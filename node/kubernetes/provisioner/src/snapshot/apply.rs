@@ -155,6 +155,10 @@ impl Provisioner {
         let record = if let Some(record) = found.filter(|record| record.is_taken_for(&want.claim.uid)) {
             record
         } else {
+            // A pass that waits for a turn is repeated each second, and sends no request.
+            if self.clone_turn(true, [&want.source]).is_none() {
+                return Ok(Outcome::Occupied);
+            }
             if !want.class.is_empty() {
                 match self.snapshot_parameters(&want.class).await {
                     Err(Error::UnknownSnapshotClass { .. } | Error::SnapshotRejected(_)) if !is_new => {}
@@ -353,6 +357,28 @@ mod tests {
         assert!(timeout(Duration::from_secs(1), &mut pass).await.is_err(), "the status is written without an answer");
         assert!(disk.record(&id("snapshot-taken")).is_some());
         assert!(fixture::has_turns(&provisioner, [&source, &id("pvc-other")]));
+    }
+
+    /// Regression: a pass that waited for its turn read the class each second.
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_that_waits_for_its_turn_sends_no_request() {
+        let source = id("pvc-1");
+        let (provisioner, _disk) = fixture::unanswered(&[&source]);
+        let content = json!({
+            "metadata": {"name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}},
+            "spec": {
+                "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandle": "pvc-1"},
+                "volumeSnapshotClassName": "local",
+            },
+        });
+        let content: Arc<Content> = Arc::new(serde_json::from_value(content).expect("a content"));
+        let limit = Duration::from_secs(1);
+        let pass = || timeout(limit, reconcile_content(Arc::clone(&content), Arc::clone(&provisioner)));
+        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        let waiting = pass().await.expect("it sends no request").expect("it waits");
+        assert_eq!(waiting, Outcome::Occupied.action());
+        drop(turn);
+        assert!(pass().await.is_err(), "the class is read without an answer");
     }
 
     /// Regression: four deletions kept all places until the API server answered.
