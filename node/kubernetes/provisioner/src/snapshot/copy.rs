@@ -1,9 +1,9 @@
 //! Copies the blocks of complete snapshots in the background, whether or not their contents exist.
 //!
-//! Each snapshot has one pass after the other. A pass over one of them ends after about a second, so that all make
-//! progress; together they use at most half of the disk's time.
+//! Each snapshot has one pass after the other. A pass copies for about a second, but looks at all files before.
+//! Namespaces have equal shares of the time of all passes, which together use at most half of the disk's time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,33 @@ struct NextPass {
     at: Instant,
 }
 
+/// Time of the passes over the snapshots of each namespace. The tenant of a snapshot decides how long a pass takes.
+#[derive(Debug, Default)]
+struct Shares {
+    /// Namespaces whose passes took longer than `clock`.
+    spent: BTreeMap<String, Duration>,
+    /// A namespace without snapshots for some time begins with this time.
+    clock: Duration,
+}
+
+impl Shares {
+    /// The next pass is over a snapshot of the namespace with the least time.
+    fn of(&self, namespace: &str) -> Duration {
+        self.spent.get(namespace).copied().unwrap_or_default().max(self.clock)
+    }
+
+    /// Adds a pass over a snapshot of the namespace with the least time.
+    fn add(&mut self, namespace: &str, took: Duration) {
+        self.clock = self.of(namespace);
+        self.spent.insert(namespace.to_owned(), self.clock + took);
+        self.spent.retain(|_, spent| *spent > self.clock);
+    }
+}
+
+fn source_of(record: &Record) -> Option<&VolumeId> {
+    record.cloning.as_ref().map(|cloning| &cloning.source)
+}
+
 /// Copies until it is cancelled. A pass that has begun ends in its thread.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     cx.healthy();
@@ -40,6 +67,9 @@ impl Provisioner {
     async fn copy_snapshots(&self, cx: &Context) -> Result<(), RunError> {
         let mut changes = self.store.calls().changes();
         let mut passes = BTreeMap::<VolumeId, NextPass>::new();
+        // Sources for which a pass has waited, until its next pass.
+        let mut waiting = BTreeMap::<VolumeId, Instant>::new();
+        let mut shares = Shares::default();
         loop {
             changes.mark_unchanged();
             let complete = self.on_disk(|store| store.complete_snapshots()).await?;
@@ -50,27 +80,34 @@ impl Provisioner {
                 sleep(INTERVAL).await;
                 continue;
             }
-            // A pass may wait a second for its source. Only one copy of each source does so in a round, and the next
-            // round begins with the others: the copies of other tenants wait for the round.
-            let mut oldest_first: Vec<_> = complete.iter().collect();
-            oldest_first.sort_by_key(|(id, _)| passes.get(*id).map(|next| next.at));
-            let mut waiting = BTreeSet::<&VolumeId>::new();
-            for (id, record) in oldest_first {
-                let source = record.cloning.as_ref().map(|cloning| &cloning.source);
-                let first = || NextPass { pauses: SourcePauses::default(), at: Instant::now() };
-                let next = passes.entry(id.clone()).or_insert_with(first);
-                if next.at <= Instant::now() && source.is_none_or(|source| !waiting.contains(source)) {
-                    let pause = cx.round(self.copy_pass(id, record), Result::is_ok).await?;
-                    if pause.is_none() {
-                        waiting.extend(source);
-                    }
-                    next.at = Instant::now() + pause.unwrap_or_else(|| next.pauses.pause());
-                }
+            let now = Instant::now();
+            // A pass may wait a second for its source. Until its next pass, no other copy of this source does so.
+            waiting.retain(|_, until| *until > now);
+            let mut all = Vec::new();
+            for (id, record) in &complete {
+                let first = || NextPass { pauses: SourcePauses::default(), at: now };
+                let at = passes.entry(id.clone()).or_insert_with(first).at;
+                let until = source_of(record).and_then(|source| waiting.get(source).copied());
+                all.push((until.map_or(at, |until| until.max(at)), id, record));
             }
-            let soonest = passes.values().map(|next| next.at).min();
-            let latest = Instant::now() + INTERVAL;
-            let earliest = Instant::now() + NEXT_PASS;
-            sleep_until(soonest.map_or(latest, |at| at.max(earliest).min(latest))).await;
+            let soonest = all.iter().map(|(at, ..)| *at).min();
+            // The pause between two passes over the same snapshot must not give its turn to another tenant.
+            let due = all.into_iter().filter(|(at, ..)| *at <= now + NEXT_PASS);
+            let next = due.min_by_key(|(at, _, record)| (shares.of(&record.claim.namespace), *at));
+            let Some((at, id, record)) = next else {
+                let latest = now + INTERVAL;
+                sleep_until(soonest.map_or(latest, |at| at.min(latest))).await;
+                continue;
+            };
+            sleep_until(at).await;
+            let begin = Instant::now();
+            let pause = cx.round(self.copy_pass(id, record), Result::is_ok).await?;
+            shares.add(&record.claim.namespace, begin.elapsed());
+            let Some(pass) = passes.get_mut(id) else { continue };
+            pass.at = Instant::now() + pause.unwrap_or_else(|| pass.pauses.pause());
+            if let (None, Some(source)) = (pause, source_of(record)) {
+                waiting.insert(source.clone(), pass.at);
+            }
         }
     }
 
@@ -79,8 +116,7 @@ impl Provisioner {
     async fn copy_pass(&self, id: &VolumeId, record: &Record) -> Result<Option<Duration>, JoinError> {
         // Another pass may clone the source, or remove the snapshot, for minutes. This pass would wait a second for the
         // source, and for the snapshot until the removal has ended.
-        let source = record.cloning.as_ref().map(|cloning| &cloning.source);
-        if self.try_lock_all(source.into_iter().chain([id])).is_none() {
+        if self.try_lock_all(source_of(record).into_iter().chain([id])).is_none() {
             return Ok(Some(OCCUPIED));
         }
         let key = format!("{id} copy");
@@ -151,6 +187,30 @@ mod tests {
         fn state(&self) -> Option<State> {
             self.disk.record(&self.snapshot).map(|record| record.state)
         }
+    }
+
+    /// Regression: each pass of a tenant with millions of files took minutes, between two passes of a second of others.
+    #[test]
+    fn namespaces_have_equal_shares_of_the_passes() {
+        let seconds = Duration::from_secs;
+        let mut shares = Shares::default();
+        let mut count = |passes: &[(&str, u64)], total: u64| {
+            let mut spent = BTreeMap::<String, u64>::new();
+            while spent.values().sum::<u64>() < total {
+                let next = passes.iter().min_by_key(|(namespace, _)| shares.of(namespace)).expect("a snapshot");
+                let (namespace, took) = *next;
+                shares.add(namespace, seconds(took));
+                *spent.entry(namespace.to_owned()).or_default() += took;
+            }
+            spent
+        };
+        let spent = count(&[("slow", 300), ("slow", 300), ("slow", 300), ("quick", 1)], 6000);
+        assert!(spent["quick"] >= 2700, "{spent:?}");
+        // A namespace without snapshots for an hour does not catch up.
+        count(&[("slow", 300)], 3600);
+        let spent = count(&[("slow", 300), ("quick", 1)], 6000);
+        assert!((2400..=3600).contains(&spent["quick"]), "{spent:?}");
+        assert!(shares.spent.len() <= 2);
     }
 
     /// The client of CSI that took the snapshot may have given up.
