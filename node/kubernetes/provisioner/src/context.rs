@@ -301,8 +301,8 @@ impl Provisioner {
         place
     }
 
-    /// Whether the clone of a claim has not begun and would have no turn, as far as the provisioner knows without a
-    /// request for the source. A claim needs no space before its clone begins, so that a tenant can have thousands.
+    /// Whether the clone of a claim has not begun and would have no turn, according to the source that an earlier pass
+    /// found. Sends no request. A claim needs no space before its clone begins, so that a tenant can have thousands.
     pub(crate) fn clone_waits(&self, id: &VolumeId) -> bool {
         let is_taken = || {
             self.places.clones.available_permits() == 0

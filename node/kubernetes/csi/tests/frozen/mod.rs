@@ -198,7 +198,7 @@ async fn no_pod_gets_a_volume_while_its_pods_are_stopped() {
     node.stop().await;
 }
 
-/// Regression: a clone without pods, for which there is no longest pause, held the connections of the kubelet.
+/// Regression: a clone without pods, which has no longest pause, held the connections of the kubelet.
 #[tokio::test]
 async fn the_kubelet_gets_an_answer_while_a_volume_is_cloned() {
     let mut node = Node::start().await;
