@@ -1,6 +1,6 @@
 //! Directories of volumes, mounted on directories.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::{Path, PathBuf};
@@ -53,11 +53,15 @@ pub(super) struct PublishedDirectories {
     known: Mutex<Option<BTreeMap<VolumeId, Targets>>>,
     /// Locks of volumes that are being mounted on a target, or whose pods are all frozen.
     publishing: VolumeLocks,
+    /// Volumes whose lock a call did not get in time. The next calls do not wait, because the calls for a volume run one
+    /// after the other, and their times would add up.
+    late: Mutex<BTreeSet<VolumeId>>,
 }
 
 impl PublishedDirectories {
     pub(super) fn new(kubelet: PathBuf, volumes: Arc<Store>) -> Self {
-        Self { kubelet, volumes, known: Mutex::default(), publishing: VolumeLocks::default() }
+        let (known, publishing, late) = (Mutex::default(), VolumeLocks::default(), Mutex::default());
+        Self { kubelet, volumes, known, publishing, late }
     }
 
     pub(super) fn kubelet(&self) -> &Path {
@@ -66,12 +70,22 @@ impl PublishedDirectories {
 
     /// Waits until no other call mounts the volume. Other calls wait while the guard exists.
     pub(super) fn publishing(&self, volume: &VolumeId) -> VolumeGuard {
-        self.publishing.blocking_lock(volume)
+        let guard = self.publishing.blocking_lock(volume);
+        lock(&self.late).remove(volume);
+        guard
     }
 
-    /// As [`PublishedDirectories::publishing`], but `None` after this time.
+    /// As [`PublishedDirectories::publishing`], but `None` after this time, or at once if an earlier call waited for the
+    /// same clone.
     pub(super) fn publishing_within(&self, volume: &VolumeId, time: Duration) -> Option<VolumeGuard> {
-        self.publishing.lock_within(volume, time)
+        let is_late = lock(&self.late).contains(volume);
+        let guard = self.publishing.lock_within(volume, if is_late { Duration::ZERO } else { time });
+        if guard.is_none() {
+            let mut late = lock(&self.late);
+            late.retain(|other| self.publishing.try_lock(other).is_none());
+            late.insert(volume.clone());
+        }
+        guard
     }
 
     pub(super) fn volumes(&self) -> &Store {

@@ -198,23 +198,36 @@ async fn no_pod_gets_a_volume_while_its_pods_are_stopped() {
     node.stop().await;
 }
 
-/// Regression: a clone without pods, which has no longest pause, held the connections of the kubelet.
+/// Regression: a clone without pods, which has no longest pause, held the connections of the kubelet. The calls for a
+/// volume run one after the other, and their times added up.
 #[tokio::test]
 async fn the_kubelet_gets_an_answer_while_a_volume_is_cloned() {
     let mut node = Node::start().await;
     let volumes = [node.provision("pvc-1")];
-    let target = node.target(TARGET);
-    fs::create_dir_all(target.parent().expect("a directory")).expect("directories");
+    let names: Vec<_> = (0..16).map(|pod| format!("pods/pod-{pod}/volumes/kubernetes.io~csi/pvc-1/mount")).collect();
+    let targets: Vec<_> = names.iter().map(|name| node.target(name)).collect();
+    for target in &targets {
+        fs::create_dir_all(target.parent().expect("a directory")).expect("directories");
+    }
     let freezer = node.freezer.upgrade().expect("the plugin");
     let stopped = freezer.freeze(&volumes, PATIENCE).expect("no pod has it");
-    let message = || node.kubelet.publish("pvc-1", TARGET, MANY);
-    let (first, second) = (message(), message());
-    let answer = tokio::time::timeout(PATIENCE, node.publish(first)).await.expect("an answer");
-    assert_eq!(answer, Err(Code::Unavailable));
-    assert_eq!(mounts_at(&target), 0);
+    let mut calls = Vec::new();
+    for name in &names {
+        let (mut client, message) = (node.client.clone(), node.kubelet.publish("pvc-1", name, MANY));
+        calls.push(tokio::spawn(async move { client.node_publish_volume(message).await.map(drop) }));
+    }
+    let answers = async {
+        for call in calls {
+            let answer = call.await.expect("a result").map_err(|status| status.code());
+            assert_eq!(answer, Err(Code::Unavailable));
+        }
+    };
+    tokio::time::timeout(PATIENCE, answers).await.expect("all answers");
+    assert!(targets.iter().all(|target| !target.exists()), "the failed calls left no target");
     stopped.thaw().expect("nothing ran");
-    node.publish(second).await.expect("publish");
-    assert_eq!(mounts_at(&target), 1);
+    let message = node.kubelet.publish("pvc-1", &names[0], MANY);
+    node.publish(message).await.expect("publish");
+    assert_eq!(mounts_at(&targets[0]), 1);
     drop(freezer);
     node.stop().await;
 }
