@@ -67,7 +67,7 @@ impl Provisioner {
     async fn copy_snapshots(&self, cx: &Context) -> Result<(), RunError> {
         let mut changes = self.store.calls().changes();
         let mut passes = BTreeMap::<VolumeId, NextPass>::new();
-        // Sources for which a pass has waited, until its next pass.
+        // Sources for which a pass has waited, for a moment after it.
         let mut waiting = BTreeMap::<VolumeId, Instant>::new();
         let mut shares = Shares::default();
         loop {
@@ -81,7 +81,8 @@ impl Provisioner {
                 continue;
             }
             let now = Instant::now();
-            // A pass may wait a second for its source. Until its next pass, no other copy of this source does so.
+            // A pass may wait a second for its source. Other copies of this source do not follow at once, but a copy whose
+            // blocks are not all copied must not have the long pauses of one that only waits.
             waiting.retain(|_, until| *until > now);
             let mut all = Vec::new();
             for (id, record) in &complete {
@@ -106,7 +107,7 @@ impl Provisioner {
             let Some(pass) = passes.get_mut(id) else { continue };
             pass.at = Instant::now() + pause.unwrap_or_else(|| pass.pauses.pause());
             if let (None, Some(source)) = (pause, source_of(record)) {
-                waiting.insert(source.clone(), pass.at);
+                waiting.insert(source.clone(), pass.at.min(Instant::now() + INTERVAL));
             }
         }
     }
