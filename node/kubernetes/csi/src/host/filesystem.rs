@@ -80,8 +80,10 @@ impl PublishedDirectories {
     pub(super) fn publishing_within(&self, volume: &VolumeId, time: Duration) -> Option<VolumeGuard> {
         let is_late = lock(&self.late).contains(volume);
         let guard = self.publishing.lock_within(volume, if is_late { Duration::ZERO } else { time });
-        if guard.is_none() {
-            let mut late = lock(&self.late);
+        let mut late = lock(&self.late);
+        if guard.is_some() {
+            late.remove(volume);
+        } else {
             late.retain(|other| self.publishing.try_lock(other).is_none());
             late.insert(volume.clone());
         }
