@@ -1,7 +1,6 @@
 //! State that all parts of the provisioner share.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +49,9 @@ const CLONES: usize = 2;
 /// looks at all files.
 const COPIES: usize = 3;
 
+/// Maximum number of these passes over the copies of one namespace, so that the others have a place.
+const COPIES_OF_ONE: usize = 2;
+
 /// Pause after a pass that leaves its place to another copy, which tries again each [`OCCUPIED`].
 const LEFT: Duration = Duration::from_secs(2);
 
@@ -87,27 +89,78 @@ impl Outcome {
 /// it before its next request: the API server may not answer, and other passes need places and sources.
 #[must_use = "other passes have the sources when this is dropped"]
 pub(crate) struct CloneTurn<'a> {
-    _place: Option<SemaphorePermit<'a>>,
+    _clone: Option<SemaphorePermit<'a>>,
+    _copy: Option<CopyPlace<'a>>,
     _sources: Vec<VolumeGuard>,
 }
 
-/// Semaphores of the passes that may take long.
+/// Places of the passes that may take long.
 #[derive(Debug)]
 pub(crate) struct Places {
     clones: Semaphore,
-    copies: Semaphore,
+    copies: CopyPlaces,
     removals: Semaphore,
-    /// Whether a copy found no place since a pass last left its own.
-    copy_waits: AtomicBool,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        Self {
-            clones: Semaphore::new(CLONES),
-            copies: Semaphore::new(COPIES),
-            removals: Semaphore::new(REMOVALS),
-            copy_waits: AtomicBool::new(false),
+        Self { clones: Semaphore::new(CLONES), copies: CopyPlaces::default(), removals: Semaphore::new(REMOVALS) }
+    }
+}
+
+/// Places of the passes that continue copies.
+#[derive(Debug, Default)]
+struct CopyPlaces(Mutex<CopyTable>);
+
+#[derive(Debug, Default)]
+struct CopyTable {
+    /// The namespace of each pass that has a place.
+    taken: Vec<String>,
+    /// Namespaces with a copy that found no place since a pass last left its own for it.
+    waiting: BTreeSet<String>,
+}
+
+/// Place of a pass that continues a copy, until it is dropped.
+struct CopyPlace<'a> {
+    places: &'a CopyPlaces,
+    namespace: String,
+}
+
+impl CopyPlaces {
+    fn try_take(&self, namespace: &str) -> Option<CopyPlace<'_>> {
+        let mut table = self.table();
+        if table.taken.len() >= COPIES || table.has_its_share(namespace) {
+            table.waiting.insert(namespace.to_owned());
+            return None;
+        }
+        table.taken.push(namespace.to_owned());
+        Some(CopyPlace { places: self, namespace: namespace.to_owned() })
+    }
+
+    /// Whether a copy waits that can use the place of a pass over a copy of this namespace, which has ended. The next
+    /// call is about another copy.
+    fn is_left_by(&self, namespace: &str) -> bool {
+        let mut table = self.table();
+        let next = table.waiting.iter().find(|other| *other == namespace || !table.has_its_share(other)).cloned();
+        next.is_some_and(|next| table.waiting.remove(&next))
+    }
+
+    fn table(&self) -> MutexGuard<'_, CopyTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CopyTable {
+    fn has_its_share(&self, namespace: &str) -> bool {
+        self.taken.iter().filter(|taken| *taken == namespace).count() >= COPIES_OF_ONE
+    }
+}
+
+impl Drop for CopyPlace<'_> {
+    fn drop(&mut self) {
+        let mut table = self.places.table();
+        if let Some(place) = table.taken.iter().position(|taken| *taken == self.namespace) {
+            table.taken.swap_remove(place);
         }
     }
 }
@@ -273,32 +326,33 @@ impl Provisioner {
             || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
     }
 
-    /// Requests the turn of a pass over a clone, a snapshot or a rollback. The pass over a new one clones the content;
-    /// meanwhile, all other operations on the sources wait in the store. Later passes look at all files, copy blocks for
-    /// about a second, and change the source at the end. A pass without sources needs no place.
+    /// Requests the turn of a pass over a new clone, snapshot or rollback. The pass clones the content; meanwhile, all
+    /// other operations on the sources wait in the store.
     ///
     /// Returns `None` if other passes have a source or all places. The pass then ends with [`Outcome::Occupied`],
     /// because a pass that waited would take the place of passes over other volumes.
-    pub(crate) fn clone_turn<'a>(
-        &self,
-        is_new: bool,
-        sources: impl IntoIterator<Item = &'a VolumeId>,
-    ) -> Option<CloneTurn<'_>> {
+    pub(crate) fn clone_turn<'a>(&self, sources: impl IntoIterator<Item = &'a VolumeId>) -> Option<CloneTurn<'_>> {
         let sources = self.try_lock_all(sources)?;
-        if is_new {
-            let place = self.places.clones.try_acquire().ok()?;
-            return Some(CloneTurn { _place: Some(place), _sources: sources });
-        }
-        let place = if sources.is_empty() { None } else { Some(self.copy_place()?) };
-        Some(CloneTurn { _place: place, _sources: Vec::new() })
+        let place = self.places.clones.try_acquire().ok()?;
+        Some(CloneTurn { _clone: Some(place), _copy: None, _sources: sources })
     }
 
-    fn copy_place(&self) -> Option<SemaphorePermit<'_>> {
-        let place = self.places.copies.try_acquire().ok();
-        if place.is_none() {
-            self.places.copy_waits.store(true, Ordering::Relaxed);
-        }
-        place
+    /// As [`Provisioner::clone_turn`], for the later passes over a clone or a rollback. They look at all files, copy
+    /// blocks for about a second, and change the source at the end. A pass without a source needs no place.
+    pub(crate) fn copy_turn(&self, copy: &VolumeId, source: Option<&VolumeId>) -> Option<CloneTurn<'_>> {
+        let is_free = |source: &VolumeId| self.locks.try_lock(source).is_some();
+        let place = match source {
+            Some(source) if is_free(source) => Some(self.places.copies.try_take(&self.namespace_of(copy))?),
+            Some(_) => return None,
+            None => None,
+        };
+        Some(CloneTurn { _clone: None, _copy: place, _sources: Vec::new() })
+    }
+
+    /// Namespace of a volume, empty if its record is unreadable.
+    pub(crate) fn namespace_of(&self, id: &VolumeId) -> String {
+        let record = self.store.record(id).ok().flatten();
+        record.map(|record| record.claim.namespace).unwrap_or_default()
     }
 
     /// Whether the clone of a claim has not begun and would have no turn, according to the source that an earlier pass
@@ -316,11 +370,11 @@ impl Provisioner {
         self.waiting_clones.add(id, source);
     }
 
-    /// Records a pass over the clone of a claim, or over a rollback, that did not fail. If another copy has no place,
-    /// the next pass begins after its next try.
+    /// Records a pass over the clone of a claim, or over a rollback, that did not fail. If another copy waits for the
+    /// place, the next pass begins after its next try.
     pub(crate) fn copied(&self, id: &VolumeId, copying: Option<Copying>) -> Outcome {
         match self.copies.outcome(id, copying) {
-            Outcome::Copying(pause) if self.places.copy_waits.swap(false, Ordering::Relaxed) => {
+            Outcome::Copying(pause) if self.places.copies.is_left_by(&self.namespace_of(id)) => {
                 Outcome::Copying(pause.max(LEFT))
             }
             outcome => outcome,
@@ -410,7 +464,7 @@ pub(crate) async fn take_after<T>(
 
 #[cfg(test)]
 mod tests {
-    use volume::{Allocation, Mode, State};
+    use volume::{Allocation, Claim, Mode, State};
 
     use super::*;
     use crate::Settings;
@@ -420,15 +474,35 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn passes_over_copies_leave_passes_to_others_and_places_to_other_copies() {
         let most = usize::from(Settings::PARALLEL.get());
-        let (provisioner, _disk) = fixture::unanswered(&[]);
-        let sources: Vec<_> = (0..most).map(|number| id(&format!("pvc-{number}"))).collect();
-        let turns: Vec<_> = sources.iter().filter_map(|source| provisioner.clone_turn(false, [source])).collect();
-        assert!(turns.len() + CLONES + REMOVALS < most, "{} turns", turns.len());
-        assert!(provisioner.clone_turn(false, []).is_some(), "a claim without a source needs no place");
-        assert!(provisioner.clone_turn(true, [&id("pvc-new")]).is_some());
+        let (provisioner, disk) = fixture::unanswered(&[]);
+        let record = |namespace: &str| {
+            let begun = fixture::record(Mode::Block { allocation: Allocation::Thick }, State::Staged);
+            Record { claim: Claim { namespace: namespace.into(), ..begun.claim.clone() }, ..begun }
+        };
+        let copies: Vec<_> = (0..most).map(|number| id(&format!("pvc-{number}"))).collect();
+        for copy in &copies {
+            disk.put(copy, record("shop"));
+        }
+        let [other, late] = ["pvc-other", "pvc-late"].map(id);
+        disk.put(&other, record("bank"));
+        disk.put(&late, record("mill"));
+        let source = id("pvc-source");
+        let turn = |copy| provisioner.copy_turn(copy, Some(&source));
+        let turns: Vec<_> = copies.iter().filter_map(turn).collect();
+        assert_eq!(turns.len(), COPIES_OF_ONE);
+        let last = turn(&other).expect("a place that one namespace cannot have");
+        assert!(COPIES + CLONES + REMOVALS < most);
+        assert!(provisioner.copy_turn(&late, None).is_some(), "a claim without a source needs no place");
+        assert!(provisioner.clone_turn([&source]).is_some());
+        drop(last);
+        let pause = |copy| provisioner.copied(copy, Some(Copying::InPart)).next();
+        assert_eq!(pause(&other), Some(NEXT_PASS), "the others have their share");
         drop(turns);
-        let pauses = sources[..2].iter().map(|copy| provisioner.copied(copy, Some(Copying::InPart)).next());
-        assert_eq!(pauses.collect::<Vec<_>>(), [Some(LEFT), Some(NEXT_PASS)]);
+        assert_eq!([pause(&copies[0]), pause(&copies[1])], [Some(LEFT), Some(NEXT_PASS)]);
+        let turns = [&copies[0], &copies[1], &other].map(turn);
+        assert!(turns.iter().all(Option::is_some) && turn(&late).is_none());
+        drop(turns);
+        assert_eq!([pause(&other), pause(&copies[0])], [Some(LEFT), Some(NEXT_PASS)]);
     }
 
     /// Regression: each clone that waited for its turn requested its source each second.
@@ -436,18 +510,18 @@ mod tests {
     async fn a_clone_waits_without_requests_for_a_place_and_its_source() {
         let [source, copy, other] = ["pvc-source", "pvc-copy", "pvc-other"].map(id);
         let (provisioner, disk) = fixture::unanswered(&[&source, &other]);
-        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        let turn = provisioner.clone_turn([&source]).expect("a turn");
         assert!(!provisioner.clone_waits(&copy), "the source is not known yet");
         provisioner.turn_missed(&copy, &source);
         assert!(provisioner.clone_waits(&copy) && !provisioner.clone_waits(&id("pvc-new")));
-        let second = provisioner.clone_turn(true, [&other]).expect("a turn");
+        let second = provisioner.clone_turn([&other]).expect("a turn");
         assert!(provisioner.clone_waits(&id("pvc-new")), "all places are taken");
         drop(turn);
         assert!(!provisioner.clone_waits(&copy));
         drop(second);
         let begun = fixture::record(Mode::Block { allocation: Allocation::Thick }, State::Staged);
         disk.put(&copy, begun);
-        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        let turn = provisioner.clone_turn([&source]).expect("a turn");
         assert!(!provisioner.clone_waits(&copy), "a clone that has begun needs its source no more");
         drop(turn);
         tokio::time::advance(WaitingClones::FORGOTTEN).await;

@@ -105,7 +105,7 @@ pub(crate) fn unanswered(volumes: &[&VolumeId]) -> (Arc<Provisioner>, Arc<FakeVo
 
 /// Whether as many passes as there are places get turns over clones of these sources.
 pub(crate) fn has_turns(provisioner: &Provisioner, sources: [&VolumeId; 2]) -> bool {
-    let turns = sources.map(|source| provisioner.clone_turn(true, [source]));
+    let turns = sources.map(|source| provisioner.clone_turn([source]));
     turns.iter().all(Option::is_some)
 }
 

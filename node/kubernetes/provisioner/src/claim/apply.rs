@@ -134,7 +134,8 @@ impl Provisioner {
         };
         // This pass already has the lock of its own volume.
         let source = request.volume.source.as_ref().filter(|source| **source != request.id);
-        let Some(turn) = self.clone_turn(is_new, source) else {
+        let turn = if is_new { self.clone_turn(source) } else { self.copy_turn(&request.id, source) };
+        let Some(turn) = turn else {
             if let Some(source) = source.filter(|_| is_new) {
                 self.turn_missed(&request.id, source);
             }
@@ -376,7 +377,7 @@ mod tests {
             access_modes: vec![AccessMode::ReadWriteOnce],
             reclaim: ReclaimPolicy::Delete,
         };
-        let turn = provisioner.clone_turn(true, [&source]).expect("no other pass");
+        let turn = provisioner.clone_turn([&source]).expect("no other pass");
         let mut pass = pin!(provisioner.create_volume(&request, turn));
         assert!(timeout(SLOW, &mut pass).await.is_err(), "the PV is created without an answer");
         assert!(disk.record(&copy).is_some());

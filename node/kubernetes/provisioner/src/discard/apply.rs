@@ -134,11 +134,6 @@ pub(crate) fn backoff_key(id: &VolumeId) -> String {
 }
 
 impl Provisioner {
-    /// Namespace of a volume, empty if its record is unreadable.
-    fn namespace_of(&self, id: &VolumeId) -> String {
-        self.store.record(id).ok().flatten().map(|record| record.claim.namespace).unwrap_or_default()
-    }
-
     /// One pass over a volume in the trash. Its rounds are the parts with requests: work on the disk may take hours.
     async fn discard(&self, cx: &Context, id: &VolumeId) -> Result<Finished, Error> {
         let _guard = loop {

@@ -151,7 +151,7 @@ impl Provisioner {
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
         // A pass that waits for a turn is repeated each second, and sends no request.
-        if self.clone_turn(true, &sources).is_none() {
+        if self.clone_turn(&sources).is_none() {
             return Ok(None);
         }
         let class = content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| !class.is_empty());
@@ -165,7 +165,7 @@ impl Provisioner {
             None => SnapshotParameters::default(),
         };
         members.values_mut().for_each(|member| member.sharing = sharing);
-        let Some(turn) = self.clone_turn(true, &sources) else { return Ok(None) };
+        let Some(turn) = self.clone_turn(&sources) else { return Ok(None) };
         let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         drop(turn);
@@ -324,7 +324,7 @@ mod tests {
         let content = Arc::new(content);
         let limit = Duration::from_secs(1);
         let pass = || timeout(limit, reconcile_group(Arc::clone(&content), Arc::clone(&provisioner)));
-        let turn = provisioner.clone_turn(true, [&sources[1]]).expect("a turn");
+        let turn = provisioner.clone_turn([&sources[1]]).expect("a turn");
         let waiting = pass().await.expect("it sends no request").expect("it waits");
         assert_eq!(waiting, Outcome::Occupied.action());
         drop(turn);

@@ -141,12 +141,11 @@ impl Provisioner {
             return Ok(Outcome::Occupied);
         }
         let of = kept_of(claim, &kept);
-        let is_new = begun.is_none();
-        let take = || self.clone_turn(is_new, [&source]);
-        let turn = if is_new {
+        let turn = if begun.is_none() {
+            let take = || self.clone_turn([&source]);
             take_after(take, self.verify_snapshot(&of, &kept, VolumeContent::Former)).await?
         } else {
-            take()
+            self.copy_turn(&kept, Some(&source))
         };
         let Some(turn) = turn else { return Ok(Outcome::Occupied) };
         let want = RollbackRequest { claim: of, volume: id.clone(), source };

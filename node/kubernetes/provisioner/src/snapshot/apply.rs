@@ -156,7 +156,7 @@ impl Provisioner {
             record
         } else {
             // A pass that waits for a turn is repeated each second, and sends no request.
-            if self.clone_turn(true, [&want.source]).is_none() {
+            if self.clone_turn([&want.source]).is_none() {
                 return Ok(Outcome::Occupied);
             }
             if !want.class.is_empty() {
@@ -165,7 +165,7 @@ impl Provisioner {
                     found => SnapshotParameters { max_pause: want.max_pause, sharing: want.sharing } = found?,
                 }
             }
-            let Some(turn) = self.clone_turn(true, [&want.source]) else { return Ok(Outcome::Occupied) };
+            let Some(turn) = self.clone_turn([&want.source]) else { return Ok(Outcome::Occupied) };
             let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
             drop(turn);
             taken.map_err(Error::of_claim)?.snapshots
@@ -374,7 +374,7 @@ mod tests {
         let content: Arc<Content> = Arc::new(serde_json::from_value(content).expect("a content"));
         let limit = Duration::from_secs(1);
         let pass = || timeout(limit, reconcile_content(Arc::clone(&content), Arc::clone(&provisioner)));
-        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        let turn = provisioner.clone_turn([&source]).expect("a turn");
         let waiting = pass().await.expect("it sends no request").expect("it waits");
         assert_eq!(waiting, Outcome::Occupied.action());
         drop(turn);
@@ -419,7 +419,7 @@ mod tests {
         disk.put(&id("snapshot-1"), thin(&source));
         let limit = Duration::from_secs(1);
         let pass = || timeout(limit, reconcile_content(deleted_content("1"), Arc::clone(&provisioner)));
-        let turn = provisioner.clone_turn(true, [&source]).expect("a turn");
+        let turn = provisioner.clone_turn([&source]).expect("a turn");
         let waiting = pass().await.expect("it sends no request").expect("it waits");
         assert_eq!(waiting, Outcome::Occupied.action());
         drop(turn);

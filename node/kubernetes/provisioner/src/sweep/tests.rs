@@ -213,7 +213,7 @@ async fn a_copy_whose_source_is_being_cloned_delays_no_other() {
     disk.put(&copy, Record { cloning, ..record(State::Staged) });
     disk.put(&other, record(State::Staged));
     let left_out = LeftOut { staged: [copy.clone(), other.clone()].into(), ..LeftOut::default() };
-    let clone = provisioner.clone_turn(true, [&source]).expect("a turn");
+    let clone = provisioner.clone_turn([&source]).expect("a turn");
     let Round { found, failed } = provisioner.look_again(Findings { left_out, ..Findings::default() }).await;
     assert_eq!((disk.record(&copy).is_some(), disk.record(&other)), (true, None));
     assert!(failed.is_empty(), "{failed:?}");
@@ -227,7 +227,7 @@ async fn a_copy_whose_source_is_being_cloned_delays_no_other() {
     disk.set_locked(&source, false);
     let Round { found, .. } = provisioner.look_again(found).await;
     assert!(disk.record(&copy).is_none() && found.left_out.is_empty(), "{found:?}");
-    assert!(provisioner.clone_turn(true, [&source]).is_some(), "the undo has ended");
+    assert!(provisioner.clone_turn([&source]).is_some(), "the undo has ended");
 }
 
 /// Regression: each look sent the requests again, every 5 to 10 seconds.
