@@ -253,13 +253,18 @@ impl Program {
     }
 
     fn command(&self, path: &Path, paths: &Paths) -> Command {
+        let (home, temporary) = if self.rights.is_some() {
+            (paths.scratch(self.name), paths.scratch(self.name))
+        } else {
+            (paths.ephemeral.clone(), paths.temporary())
+        };
         let mut command = Command::new(path);
         command
             .args(&self.arguments)
             .env_clear()
             .env("PATH", format!("{}:{}", paths.programs.display(), paths.cni_programs.display()))
-            .env("HOME", self.home(paths))
-            .env("TMPDIR", self.temporary(paths))
+            .env("HOME", home)
+            .env("TMPDIR", temporary)
             // Memory is available, so Go's garbage collector should use little CPU time during the boot.
             .env("GOGC", "400")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
@@ -276,20 +281,13 @@ impl Program {
         command
     }
 
-    fn home(&self, paths: &Paths) -> PathBuf {
-        if self.rights.is_some() { paths.scratch(self.name) } else { paths.ephemeral.clone() }
-    }
-
-    fn temporary(&self, paths: &Paths) -> PathBuf {
-        if self.rights.is_some() { paths.scratch(self.name) } else { paths.temporary() }
-    }
-
     fn prepare(&self, paths: &Paths) -> Result<Prepared, ProgramError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| ProgramError::Prepare { program: self.name, path, source }
         };
         let make = |path: &Path, mode| DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed(path));
+        let make_parent = |path: &Path, mode| path.parent().map_or(Ok(()), |parent| make(parent, mode));
         make(&paths.temporary(), 0o700)?;
         if let Some(rights) = &self.rights {
             make(&paths.scratches(), 0o711)?;
@@ -299,21 +297,15 @@ impl Program {
         }
         for (path, mode) in &self.directories {
             // Other programs share the parent directory.
-            if let Some(parent) = path.parent() {
-                make(parent, 0o755)?;
-            }
+            make_parent(path, 0o755)?;
             make(path, *mode)?;
         }
         for (path, content) in &self.files {
-            if let Some(parent) = path.parent() {
-                make(parent, 0o755)?;
-            }
+            make_parent(path, 0o755)?;
             fs::write(path, content).map_err(failed(path))?;
         }
         for (path, content) in &self.secrets {
-            if let Some(parent) = path.parent() {
-                make(parent, 0o700)?;
-            }
+            make_parent(path, 0o700)?;
             write_secret(path, &content.0).map_err(failed(path))?;
         }
         let cgroup = paths.cgroups.as_deref().and_then(|root| Cgroup::ensure(root, self.name, self.limit(paths)));
@@ -326,11 +318,8 @@ impl Program {
 
     fn sandbox(&self, rights: &Rights, paths: &Paths) -> Result<Sandbox, ProgramError> {
         let (program, scratch) = (paths.programs.join(self.name), paths.scratch(self.name));
-        ownership::ensure(rights, &scratch).map_err(|(path, source)| ProgramError::Prepare {
-            program: self.name,
-            path,
-            source,
-        })?;
+        let failed = |(path, source)| ProgramError::Prepare { program: self.name, path, source };
+        ownership::ensure(rights, &scratch).map_err(failed)?;
         let made = Sandbox::new(rights, &program, &scratch);
         made.map_err(|source| ProgramError::Confine { program: self.name, source: Box::new(source) })
     }
