@@ -158,7 +158,6 @@ impl ClusterOptions {
 }
 
 impl Options {
-    /// Default size of a new data disk.
     pub const DATA_SIZE: Bytes = Bytes::new(8 << 30);
 
     /// Options for a direct boot with 2 GiB of memory, two CPUs, a free port and a temporary data disk. All files are

@@ -16,7 +16,6 @@ const CAP_SYS_MODULE: u32 = 16;
 const CAP_SYS_RAWIO: u32 = 17;
 const CAP_SYS_BOOT: u32 = 22;
 
-/// Physical address of the other kernel.
 const KERNEL_ADDRESS: u64 = 16 << 20;
 
 /// `MODULE_SIG_STRING`, include/linux/module_signature.h. A signed module ends with the signature, a `struct

@@ -40,7 +40,6 @@ pub enum Until {
     LastPv,
     /// All PVs and events exist.
     LastWrite,
-    /// All claims are bound.
     LastBound,
 }
 

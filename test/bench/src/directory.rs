@@ -8,7 +8,6 @@ use std::path::Path;
 use fsquota::{Limits, ProjectId};
 use units::Bytes;
 
-/// Limit of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryLimit {
     /// A project quota of XFS.

@@ -8,7 +8,6 @@ use serde::Serialize;
 use crate::statistics::Spread;
 use crate::table::{Table, number, verdict};
 
-/// A file of the image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     pub name: String,

@@ -11,7 +11,6 @@ use std::process::{ExitStatus, Stdio};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-/// Lists the images of all tests.
 pub(crate) async fn images(arguments: &Arguments) -> Result<String, StepError> {
     let output = output(Command::new(&arguments.e2e).arg("--list-images")).await;
     output.map_err(StepError::of("list the images of the tests"))

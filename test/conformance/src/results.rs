@@ -153,7 +153,6 @@ fn parse(text: &str) -> Result<BTreeMap<String, TestResult>, LineError> {
     lines.collect()
 }
 
-/// Results of the selected tests.
 #[derive(Debug, Default)]
 pub(crate) struct Summary<'a> {
     passed: usize,

@@ -27,7 +27,6 @@ const SERVICES: &[&str] = &[
 /// VolumeAttributesClass could apply limits.
 const LIMITED_FILES: &str = r"\[Testpattern: Dynamic PV \(default fs\)\] volume-modify";
 
-/// Filters of the suite, for every process.
 pub(crate) fn filters(suite: Suite) -> Vec<String> {
     let labels = match suite {
         Suite::Conformance => "Conformance",

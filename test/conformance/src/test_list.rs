@@ -48,7 +48,6 @@ pub(crate) enum TestListError {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TestList {
-    /// Description of the suite.
     description: String,
     names: Vec<String>,
 }

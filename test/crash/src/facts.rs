@@ -34,7 +34,6 @@ pub(crate) struct Facts {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The content of its records.
     pub(crate) records: Vec<(Register, Vec<u8>)>,
     pub(crate) directories: Vec<(Place, Directory)>,
 }

@@ -8,7 +8,6 @@ use crate::operation::{Action, Mark, Number, Operation, Shape};
 
 pub const SLOT: Bytes = Bytes::new(8 << 10);
 
-/// Inode limit of a new directory.
 pub(crate) const INODES: Inodes = Inodes::new(256);
 
 /// Inode limit of a block volume: its directory and its image.
@@ -145,7 +144,6 @@ pub(crate) fn is_shared(volume: Number, lives: &Lives) -> bool {
     lives.values().any(shares)
 }
 
-/// Whether a thin snapshot of this volume exists.
 pub(crate) fn has_thin_snapshot(volume: Number, lives: &Lives) -> bool {
     let is_of = |body: &Body| body.is_thin && body.origin.is_some_and(|origin| origin.source == volume);
     lives.values().any(|life| matches!(life, Life::Snapshot(body) if is_of(body)))

@@ -49,7 +49,6 @@ fn prefix(Mark { volume, turn }: Mark) -> String {
     format!("written by {volume} in write {turn} of ")
 }
 
-/// Parses the mark of a line.
 pub fn mark(line: &str) -> Option<Mark> {
     let (volume, rest) = line.strip_prefix("written by pvc-")?.split_once(" in write ")?;
     let (turn, _) = rest.split_once(" of ")?;

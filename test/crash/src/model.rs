@@ -125,7 +125,6 @@ pub struct Rollback {
     pub kept: Number,
     pub volume: Number,
     pub source: Number,
-    /// Expected state after the exchange.
     pub exchanged: Box<Expected>,
 }
 

@@ -86,7 +86,6 @@ impl Node {
         start().map_err(failed)
     }
 
-    /// Runs one operation.
     pub(crate) fn run(&self, Operation { volume, action }: Operation) -> Result<(), Violation> {
         let id = id(volume);
         let store = &self.store;

@@ -41,7 +41,6 @@ pub enum Services {
 }
 
 impl Services {
-    /// Number of shared volumes of each kind.
     const fn shared_volumes(self) -> usize {
         match self {
             // Four behaviors at once take at most two each.

@@ -41,7 +41,6 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// A volume that does not exist.
     pub fn unknown(id: &str, kind: Kind) -> Self {
         Self { id: id.parse().expect("an identifier"), kind, directory: PathBuf::from("/absent") }
     }

@@ -174,7 +174,6 @@ pub fn is_ours(volume: &PersistentVolume) -> bool {
     volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).is_some_and(|csi| csi.driver == DRIVER)
 }
 
-/// Name of the volume of a bound claim.
 fn bound_volume(claim: &PersistentVolumeClaim) -> Option<&str> {
     let is_bound = claim.status.as_ref()?.phase.as_deref() == Some("Bound");
     claim.spec.as_ref()?.volume_name.as_deref().filter(|_| is_bound)

@@ -30,7 +30,6 @@ pub const SECOND_REGISTRY: &str = "10.0.2.2:5003";
 /// Name of the same registry, which the node uses without TLS.
 pub const PLAIN_REGISTRY: &str = "plain.invalid";
 const PLAIN_SERVER: &str = "http://10.0.2.2:5004";
-/// User of [`REGISTRY`].
 pub const USER: &str = "tenant";
 pub const PASSWORD: &str = "password-of-the-test-registry";
 /// Size of the data disk of [`Setting::common_options`].

@@ -32,7 +32,6 @@ pub struct FakeVolumes {
     released: Condvar,
 }
 
-/// Calls that wait.
 #[derive(Default)]
 struct HeldCalls {
     /// Whether new clones and removals of snapshots wait.
@@ -82,7 +81,6 @@ struct Disk {
     changed: BTreeMap<VolumeId, Limits>,
     faults: Vec<DiskFault>,
     projects: u32,
-    /// Sources of clones.
     sources: BTreeMap<VolumeId, VolumeId>,
     /// Number of passes that do not complete a clone.
     passes: u32,
@@ -175,7 +173,6 @@ impl FakeVolumes {
         self.disk().used.insert(id.clone(), used);
     }
 
-    /// Simulates that an administrator has changed the limits of the volume.
     pub fn set_changed(&self, id: &VolumeId, limits: Limits) {
         self.disk().changed.insert(id.clone(), limits);
     }
@@ -215,7 +212,6 @@ impl FakeVolumes {
         self.disk().full = full;
     }
 
-    /// Sets the number of passes that do not complete an undo.
     pub fn set_undo_passes(&self, passes: u32) {
         self.disk().undo_passes = passes;
     }

@@ -18,7 +18,6 @@ where
     objects.create(&PostParams::default(), &object).await
 }
 
-/// Applies a merge patch.
 pub async fn merge<K>(objects: &Api<K>, name: &str, patch: Value) -> Result<K, Error>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -26,7 +25,6 @@ where
     objects.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await
 }
 
-/// Applies a merge patch to the subresource `status`.
 pub async fn merge_status<K>(objects: &Api<K>, name: &str, patch: Value) -> Result<K, Error>
 where
     K: DeserializeOwned,
@@ -34,7 +32,6 @@ where
     objects.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await
 }
 
-/// Waits until the object does not exist.
 pub async fn gone<K>(objects: &Api<K>, name: &str) -> Result<(), Failure>
 where
     K: Clone + DeserializeOwned + Debug,

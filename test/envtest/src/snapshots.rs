@@ -185,7 +185,6 @@ impl SnapshotApi {
         delete_with(&self.groups, group, &self.group_contents, content, json!({"finalizers": null})).await
     }
 
-    /// Creates the snapshot and the content of a member of a group.
     pub async fn create_member(&self, name: &str, group: &str, volume: &str) -> Result<DynamicObject, Failure> {
         let source = json!({"volumeHandle": volume});
         self.create_with(name, None, source, json!({}), &[(group::HANDLE, group)]).await

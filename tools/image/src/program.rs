@@ -39,7 +39,6 @@ pub enum ReadProgramError {
     Silent,
 }
 
-/// Error for a program with a library that is not pinned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnpinnedError {
     #[error(

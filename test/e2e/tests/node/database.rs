@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use workload::Record;
 
 const OBJECTS: &str = include_str!("../../../../docs/database.yaml");
-/// Address of the registry in the tutorial.
 const TUTORIAL_REGISTRY: &str = "registry.example:5000";
 /// Repository and tag of the image.
 pub const IMAGE: &str = "redis:7.0";
@@ -27,7 +26,6 @@ const DEVICE: &str = "device";
 const DEVICE_CLAIM: &str = "device-database-0";
 const DEVICE_SIZE: u64 = 16 << 20;
 const PORT: u16 = 6379;
-/// Password of the database.
 pub const SECRET: &str = "password-of-the-test-database";
 
 /// Creates the Secrets that the tutorial creates with kubectl, and the objects of the tutorial's file.

@@ -91,7 +91,6 @@ pub(crate) mod tests {
         Event::Started(name.into())
     }
 
-    /// Results with tests that have ended and tests that run.
     pub(crate) fn results(ended: &[(&str, Status)], running: &[&str]) -> Results {
         let mut results = Results::default();
         let now = Instant::now();

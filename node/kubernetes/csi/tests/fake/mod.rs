@@ -116,7 +116,6 @@ impl FakeHost {
         host
     }
 
-    /// Creates the image of a block volume.
     pub fn set_image(&self, volume: &str, size: Bytes) {
         self.state().volumes.insert(id(volume), Content::Image(size));
     }

@@ -53,7 +53,6 @@ fn end(cgroups: &Path, pod: &Path, writer: Writer) {
     }
 }
 
-/// The value of a metric of the store.
 fn metric(store: &Store, series: &str) -> String {
     let registry = Registry::new();
     for collector in store.calls().collectors() {

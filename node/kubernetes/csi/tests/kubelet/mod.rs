@@ -43,7 +43,6 @@ impl Kubelet {
         }
     }
 
-    /// The request of [`Self::publish`], for a block volume.
     pub fn publish_block(&self, volume: &str, target: &str, mode: Mode) -> NodePublishVolumeRequest {
         let mut message = self.publish(volume, target, mode);
         if let Some(capability) = &mut message.volume_capability {

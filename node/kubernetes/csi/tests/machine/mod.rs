@@ -97,7 +97,6 @@ impl Node {
         Self::on(TestDisk::new()).await
     }
 
-    /// Starts a node with a block volume.
     pub async fn with_block(volume: &str) -> (Self, VolumeId) {
         let node = Self::start().await;
         let id = node.provision_block(volume);
@@ -205,7 +204,6 @@ pub fn mounted(path: &Path) -> Option<Attributes> {
     mount::at(File::open(path).expect("open")).expect("look").mounted
 }
 
-/// Number of mounts at this path.
 pub fn mounts_at(path: &Path) -> usize {
     mount::table().expect("table").iter().filter(|entry| entry.point == path).count()
 }

@@ -36,7 +36,6 @@ const FEW: IoLimits =
 const SLOWEST: IoLimits = IoLimits { write_bytes: Some(Bytes::new(64 << 10)), ..IoLimits::NONE };
 /// The target of another volume of the first pod.
 const OTHER: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-2/pod-1";
-/// The target of a second pod.
 const SECOND: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/pod-2";
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Attempts to reach a rate: on a busy machine, requests are delayed and the rate is too low.

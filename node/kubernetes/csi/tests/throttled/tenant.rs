@@ -87,7 +87,6 @@ impl Work {
         matches!(self, Self::Reads | Self::MappedReads)
     }
 
-    /// Start of the part.
     const fn start(self) -> usize {
         if self.reads_cache() { PART } else { 0 }
     }

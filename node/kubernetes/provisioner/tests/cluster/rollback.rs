@@ -32,14 +32,12 @@ struct Fixture {
     snapshot: VolumeId,
 }
 
-/// Takes a snapshot of the volume.
 async fn take(node: &Node, api: &SnapshotApi, name: &str, volume: &VolumeId) -> Result<VolumeId, Failure> {
     let content = api.create(name, Some(&node.name), json!({"volumeHandle": volume.as_str()}), json!({})).await?;
     api.ready(name, &content.name_any()).await?;
     Ok(format!("snapshot-{}", content.uid().unwrap_or_default()).parse()?)
 }
 
-/// A VolumeSnapshot with this source.
 fn snapshot_of(name: &str, source: Value) -> Value {
     json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},

@@ -80,7 +80,6 @@ impl Node {
         (id, record)
     }
 
-    /// A new node with this volume.
     pub fn with_volume(request: &Request) -> (Self, VolumeId, Record) {
         let node = Self::new();
         let (id, record) = node.made(request);
@@ -184,7 +183,6 @@ pub fn byte_of(file: &File, size: usize) -> Option<u8> {
     only_byte(&content)
 }
 
-/// Request for the snapshot of a content with this claim.
 pub fn snapshot_request(claim: Claim, source: VolumeId) -> SnapshotRequest {
     let (owner, class, max_pause) = (Owner::Provisioner, "local".into(), DEFAULT_PAUSE);
     SnapshotRequest { claim, owner, class, source, max_pause, sharing: Sharing::Temporary }

@@ -46,7 +46,6 @@ impl Pods {
         pods
     }
 
-    /// Runs one write of a pod.
     pub fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         loop {
             while self.0.is_frozen.load(Ordering::SeqCst) {

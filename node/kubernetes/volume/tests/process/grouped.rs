@@ -23,7 +23,6 @@ const fn from(first: usize, stride: usize) -> Steps {
     Steps { first, stride }
 }
 
-/// Requests for a block volume and a filesystem volume.
 fn sources_of(request: &Request) -> [Request; 2] {
     [(1, request.mode), (2, FILES)].map(|(number, mode)| sized(&format!("pvc-source-{number}"), mode, request.size))
 }

@@ -11,7 +11,6 @@ pub(crate) struct Directions<'a> {
     pub(crate) kubeconfig: &'a Path,
     pub(crate) api: u16,
     pub(crate) logs: Logs,
-    /// Further directions for a cluster that is kept.
     pub(crate) kept: Option<KeptDirections<'a>>,
 }
 

@@ -30,7 +30,6 @@ const THREADS: [u32; 2] = [1, 4];
 #[repr(align(4096))]
 struct Block([u8; BYTES]);
 
-/// Measures a disk and an XFS of the VM.
 pub(crate) fn measure_in_vm(runs: u32, milliseconds: u64) -> Result<(), CallError> {
     let (disk, xfs) = (Disk::take(), XfsDisk::with_project_quota());
     fill(disk.path())?;

@@ -16,7 +16,6 @@ use super::child::Child;
 use super::filter;
 use super::pinned::Pinned;
 
-/// Stops of a [`Traced`] child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stops {
     /// Before and after each call of the first thread.

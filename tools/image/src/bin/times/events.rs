@@ -9,7 +9,6 @@ use serde_json::Value;
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) wall: Duration,
-    /// CPU time of the processes by mnemonic.
     pub(crate) cpu: BTreeMap<String, Duration>,
     /// Values of `--build_metadata`.
     pub(crate) metadata: BTreeMap<String, String>,

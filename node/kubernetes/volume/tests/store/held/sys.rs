@@ -10,7 +10,6 @@ use nix::errno::Errno;
 use nix::libc::{self, c_int};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
-/// Size of a page.
 const SIZE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// `UFFD_API`, include/uapi/linux/userfaultfd.h.
