@@ -16,11 +16,12 @@ use dir::Dir;
 use ktest_support::XfsDisk;
 use nix::unistd::syncfs;
 use units::{Bytes, Inodes};
-use volume::{FrozenPods, Mode, Owner, PodFreezer, Request, Settings, SnapshotRequest, Store, VolumeId, Volumes as _};
+use volume::{FrozenPods, Mode, PodFreezer, Settings, SnapshotRequest, Store, VolumeId, Volumes as _};
 
 use crate::call::{CallError, arrange};
 use crate::cgroup::{self, Cgroup, Place};
-use crate::volumes::{id, open_with, request};
+use crate::snapshots::snapshot_of;
+use crate::volumes::{open_with, request};
 
 /// Sizes of the files in bytes. The large files are 128 times as large as the small ones.
 const SIZES: [u64; 2] = [8 << 10, 1 << 20];
@@ -135,10 +136,8 @@ impl Source {
             phases: Arc::clone(&phases),
         });
         store.freeze_by(Arc::downgrade(&freezer));
-        let (snapshot, source) = (id("snapshot", 0)?, self.id.clone());
-        let Request { claim, class, .. } = request(&snapshot, Mode::Filesystem { inodes: Inodes::new(1) }, Bytes::ZERO);
-        let (owner, sharing) = (Owner::Provisioner, volume::Sharing::Temporary);
-        let want = SnapshotRequest { claim, owner, class, source, max_pause: BUDGET, sharing };
+        let (snapshot, want) = snapshot_of(&self.id)?;
+        let want = SnapshotRequest { max_pause: BUDGET, ..want };
         let begun = Instant::now();
         store.take_snapshot(&snapshot, &want)?;
         store.remove_snapshot(&snapshot)?;
