@@ -196,6 +196,22 @@ mod tests {
         assert!(settings(SETTINGS).any(|setting| setting == ("kernel.kptr_restrict", "2")));
     }
 
+    /// Regression: one pod could open as many files as the machine allows, so that etcd could open none, and root in a
+    /// pod could use up the kubelet's instances of inotify.
+    #[test]
+    fn pods_cannot_use_up_the_files_and_watches_of_the_node() {
+        // The largest values that the kernel accepts: `sysctl_long_vals` of fs/file_table.c, `it_int_max` of
+        // fs/notify/inotify/inotify_user.c.
+        let (files, watches) = (i64::MAX.to_string(), i32::MAX.to_string());
+        for wanted in [
+            ("fs.file-max", files.as_str()),
+            ("fs.inotify.max_user_instances", watches.as_str()),
+            ("fs.inotify.max_user_watches", watches.as_str()),
+        ] {
+            assert!(settings(SETTINGS).any(|setting| setting == wanted), "{wanted:?}");
+        }
+    }
+
     /// A directory like `/proc/sys` with settings of these interfaces.
     fn network(interfaces: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
