@@ -30,9 +30,6 @@ const TABLE: &str = "granary";
 /// kube-proxy reads the Service network from the API server and writes the rule at the next full synchronization. The
 /// kernel does not track the dropped packets, so the next attempt is translated.
 ///
-/// Packets of a pod to other machines get the node's address as source. Other nodes accept requests from node addresses
-/// at one port. The rule applies after the translation of Services' addresses, because users create Services.
-///
 /// A Service may claim any address (external IPs, load balancer status). Requests to the API server, packets of the
 /// mesh and NTP requests of the node are not tracked, so that no rule of kube-proxy applies to them: untracked packets
 /// pass no chain of type `nat`, and kube-proxy's filters match `ct state new` only. (`accept` would end this chain
@@ -52,7 +49,7 @@ pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
     let dns = config.dns_service();
     let mesh_packets = format!("        udp sport {tunnel} notrack comment \"mesh\"\n");
-    let starting = starting(config, &mesh_packets);
+    let (starting, passing) = (starting(config, &mesh_packets), passing(config));
     table(&format!(
         r#"    chain arriving {{
         type filter hook prerouting priority raw; policy accept;
@@ -68,11 +65,7 @@ pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
         ip daddr {node} udp dport {tunnel} notrack comment "mesh"
         iifname "{LINKS}" ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
     }}
-{starting}    chain passing {{
-        type filter hook forward priority filter; policy accept;
-        iifname "{LINKS}" ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {STATUS_PORT} counter drop comment "for nodes"
-    }}
-    chain masquerading {{
+{starting}{passing}    chain masquerading {{
         type nat hook postrouting priority srcnat; policy accept;
         ip saddr {pods} ip daddr != {cluster} oifname != "{LINKS}" counter masquerade comment "leaves the cluster"
     }}
@@ -89,12 +82,11 @@ pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
 /// The rules of a node whose pod network belongs to a CNI plugin. They protect the node itself, independent of the
 /// plugin. The names of the pods' interfaces are unknown, so the rules name the interface to other machines.
 ///
-/// Only pods of this node reach its CoreDNS. Forwarded packets to [`STATUS_PORT`] of other nodes are those of pods: the
-/// kernel does not forward the node's own packets.
+/// Only pods of this node reach its CoreDNS.
 pub(crate) fn node_rules(config: &Config) -> String {
-    let (uplink, cluster, dns) = (&config.uplink, config.cluster_pods, config.dns_service());
+    let (uplink, dns) = (&config.uplink, config.dns_service());
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
-    let starting = starting(config, "");
+    let (starting, passing) = (starting(config, ""), passing(config));
     table(&format!(
         r#"    chain arriving {{
         type filter hook prerouting priority raw; policy accept;
@@ -103,11 +95,7 @@ pub(crate) fn node_rules(config: &Config) -> String {
         iifname "{uplink}" ip daddr {api} tcp dport {api_port} notrack comment "API server"
         ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
     }}
-{starting}    chain passing {{
-        type filter hook forward priority filter; policy accept;
-        ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {STATUS_PORT} counter drop comment "for nodes"
-    }}
-"#
+{starting}{passing}"#
     ))
 }
 
@@ -115,6 +103,21 @@ pub(crate) fn node_rules(config: &Config) -> String {
 fn table(chains: &str) -> String {
     // The declaration creates a missing table, so that the deletion does not fail.
     format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n{chains}}}\n")
+}
+
+/// The chain for packets that the node forwards. Other nodes accept requests from node addresses at [`STATUS_PORT`].
+/// Packets of a pod to other machines get the node's address as source, and so do packets that arrive at a node port,
+/// whose Service may have another node as its endpoint. The rule applies after the translation of Services' addresses,
+/// because users create Services. The kernel does not forward the node's own packets.
+fn passing(config: &Config) -> String {
+    let cluster = config.cluster_pods;
+    format!(
+        r#"    chain passing {{
+        type filter hook forward priority filter; policy accept;
+        ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {STATUS_PORT} counter drop comment "for nodes"
+    }}
+"#
+    )
 }
 
 /// The chain for packets that the node sends, with the additional rules `more`.

@@ -216,6 +216,7 @@ table ip tenant {
     chain to {
         type nat hook prerouting priority dstnat;
         ip protocol udp ip daddr 10.96.0.9 dnat to 192.0.2.9:7839
+        ip daddr 192.0.2.1 udp dport 30000 dnat to 192.0.2.9:7839
     }
 }
 ";
@@ -229,6 +230,16 @@ fn a_pod_does_not_reach_what_trusts_its_nodes_address() {
         node.loses_by("for nodes", pod, by.into(), outside);
     }
     assert_eq!(reaches(pod, outside), NODE);
+}
+
+/// Regression: kube-proxy gives these packets the node's address as source, so that the control plane's node ports led
+/// to the status of workers.
+#[test]
+fn a_node_port_does_not_lead_to_the_status_of_a_node() {
+    let node = Node::new();
+    node.load(A_TENANTS_SERVICE);
+    let outside = (&node.outside, OUTSIDE);
+    node.loses_by("for nodes", outside, (NODE, 30_000).into(), outside);
 }
 
 #[test]
