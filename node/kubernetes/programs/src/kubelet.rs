@@ -115,6 +115,9 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
         "protectKernelDefaults": true,
         "rotateCertificates": true,
         "seccompDefault": true,
+        // By default, the kubelet pulls one image after the other. A registry that sends a byte a minute would delay
+        // the images of all other pods without end: containerd ends only pulls that have no progress.
+        "serializeImagePulls": false,
         "systemReserved": {
             "ephemeral-storage": not_for_pods(config.disk).get().to_string(),
             "pid": SYSTEM_PROCESSES.to_string(),
@@ -208,6 +211,15 @@ mod tests {
         assert_eq!([&read["kubeReserved"]["pid"], &read["systemReserved"]["pid"]], ["1536", "512"]);
         assert_eq!(read["kubeReserved"].get("memory"), None, "without a known size of the memory");
         assert_eq!(read["evictionHard"]["pid.available"], "10%");
+    }
+
+    /// Regression: the images of all pods waited for a pull that a slow registry never ends.
+    #[test]
+    fn an_image_does_not_wait_for_those_of_other_pods() {
+        let (config, credentials, _scratch) = with_credentials(Config::default());
+        let read = read(&config, &credentials);
+        assert_eq!(read["serializeImagePulls"], false);
+        assert_eq!(read.get("maxParallelImagePulls"), None, "a limit that the pods of one tenant could reach");
     }
 
     #[test]
