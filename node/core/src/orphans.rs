@@ -67,8 +67,9 @@ fn zombies() -> io::Result<Vec<Zombie>> {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         // A process may end between the two calls.
-        if let Ok(text) = fs::read_to_string(format!("/proc/{pid}/stat"))
-            && let Some(stat) = Stat::parse(&text)
+        let Ok(text) = fs::read(format!("/proc/{pid}/stat")) else { continue };
+        // The process chooses its name, which may have any bytes, and the kernel cuts names within a character.
+        if let Some(stat) = Stat::parse(&String::from_utf8_lossy(&text))
             && stat.state == 'Z'
             && stat.parent == parent
         {
