@@ -12,6 +12,7 @@ use config::FailureAction;
 use nix::errno::Errno;
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::signal::{self, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, sync};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -116,7 +117,7 @@ pub fn leave<const N: usize>(tops: [&'static Path; N]) {
     // From PID 1, -1 is every other process. ESRCH: there is no other process.
     for (stop, patience) in [(signal::Signal::SIGTERM, PATIENCE), (signal::Signal::SIGKILL, PATIENCE)] {
         let _ = kill(Pid::from_raw(-1), stop);
-        if wait_for_the_last(patience) {
+        if wait_for_the_last(patience, || waitpid(None, Some(WaitPidFlag::WNOHANG))) {
             break;
         }
     }
@@ -172,14 +173,14 @@ pub fn off(how: End) -> Errno {
     errno
 }
 
-/// Reaps children until none is left: at the shutdown, no service waits for a child.
-fn wait_for_the_last(patience: Duration) -> bool {
-    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+/// Reaps children until none is left: at the shutdown, no service waits for a child. `wait` is waitpid(2) without
+/// waiting. Returns `false` after `patience`, also if children that have ended arrive faster than they are reaped.
+fn wait_for_the_last(patience: Duration, mut wait: impl FnMut() -> Result<WaitStatus, Errno>) -> bool {
     let start = Instant::now();
     loop {
-        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+        match wait() {
             Err(Errno::ECHILD) => return true,
-            Ok(WaitStatus::StillAlive) if start.elapsed() > patience => return false,
+            _ if start.elapsed() > patience => return false,
             Ok(WaitStatus::StillAlive) => thread::sleep(Duration::from_millis(20)),
             _ => {}
         }
@@ -199,6 +200,19 @@ mod tests {
         assert_eq!(left.next(), None, "it was waited for as long as it wrote");
         drop(runs);
         assert!(wait_for_the_disk(&running, Duration::from_secs(60), || Bytes::ZERO));
+    }
+
+    /// Regression: the machine stayed on while processes started others that ended.
+    #[test]
+    fn processes_that_start_others_do_not_hold_the_end_up() {
+        let mut ended = 0;
+        let wait = || {
+            ended += 1;
+            assert!(ended < 1_000_000, "no limit");
+            Ok(WaitStatus::Exited(Pid::from_raw(ended), 0))
+        };
+        assert!(!wait_for_the_last(Duration::ZERO, wait));
+        assert!(wait_for_the_last(Duration::ZERO, || Err(Errno::ECHILD)));
     }
 
     #[test]
