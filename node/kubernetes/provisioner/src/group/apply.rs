@@ -218,8 +218,8 @@ impl Provisioner {
     async fn prepare_group_removal(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<(), Error> {
         let all = list_all(&self.contents).await.map_err(api("list the contents"))?;
         let handle = content.handle();
-        for other in all.iter().filter(|other| other.is_of_driver()) {
-            let Some(id) = other.id().filter(|id| ids.contains(id)) else { continue };
+        for other in &all {
+            let Some(id) = other.id().filter(|id| ids.contains(id) && other.may_show(id, &self.node)) else { continue };
             if other.spec.source.snapshot_handle.is_none() && other.group() == handle.as_deref() {
                 // This node has to remove the finalizer of the member's content, also when the disk does not show any
                 // more that the snapshot was on this node.
@@ -268,6 +268,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use cluster::snapshot::group::BEING_DELETED;
+    use http::Method;
     use tokio::time::{advance, timeout};
     use units::Bytes;
     use volume::{Cloning, DRIVER_NAME, Mode, Sharing, State};
@@ -279,6 +280,19 @@ mod tests {
     fn content() -> Arc<GroupContent> {
         let content = json!({
             "metadata": {"name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}},
+            "spec": {
+                "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandles": ["pvc-1", "pvc-2"]},
+            },
+        });
+        Arc::new(serde_json::from_value(content).expect("a content"))
+    }
+
+    fn deleted() -> Arc<GroupContent> {
+        let content = json!({
+            "metadata": {
+                "name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}, "finalizers": [PROTECTION],
+                "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": {BEING_DELETED: "yes"},
+            },
             "spec": {
                 "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandles": ["pvc-1", "pvc-2"]},
             },
@@ -331,20 +345,26 @@ mod tests {
         assert!(pass().await.is_err(), "the class is read without an answer");
     }
 
+    /// Regression: root on a worker could keep other nodes from removing groups, by a content of its own for each.
+    #[tokio::test(start_paused = true)]
+    async fn a_content_of_another_node_does_not_keep_a_group() {
+        let contents = [json!({
+            "metadata": {"name": "foreign", "uid": "foreign", "labels": {MANAGED_BY: "another"}},
+            "spec": {"driver": DRIVER_NAME, "source": {"snapshotHandle": "group-taken-pvc-1"}},
+        })];
+        let client = fixture::client(move |request| {
+            let is_list = *request.method() == Method::GET;
+            Some(if is_list { fixture::page(&contents, request) } else { (200, "{}".to_owned()) })
+        });
+        let (provisioner, _disk) = fixture::with_client(client);
+        let removed = reconcile_group(deleted(), provisioner).await.expect("no error");
+        assert_eq!(removed, Outcome::Complete.action());
+    }
+
     /// Regression: while a client of CSI cloned one of the volumes, a pass listed all contents each second.
     #[tokio::test(start_paused = true)]
     async fn a_removal_pauses_while_another_operation_has_a_source() {
-        let content = json!({
-            "metadata": {
-                "name": "taken", "uid": "taken", "labels": {MANAGED_BY: NODE}, "finalizers": [PROTECTION],
-                "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": {BEING_DELETED: "yes"},
-            },
-            "spec": {
-                "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": {"volumeHandles": ["pvc-1", "pvc-2"]},
-            },
-        });
-        let content: Arc<GroupContent> = Arc::new(serde_json::from_value(content).expect("a content"));
-        let (client, lists) = fixture::empty();
+        let (content, (client, lists)) = (deleted(), fixture::empty());
         let (provisioner, disk) = fixture::with_client(client);
         let members = ["group-taken-pvc-1", "group-taken-pvc-2"].map(id);
         let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Permanent };
