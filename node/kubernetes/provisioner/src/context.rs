@@ -26,8 +26,9 @@ use crate::error::Error;
 use crate::events::Events;
 use crate::group::object::GroupVersion;
 use crate::index::PvIndex;
-use crate::listing::Listings;
+use crate::listing::{Listing, Listings};
 use crate::pv::object;
+use crate::snapshot::listing::ContentListing;
 use crate::snapshot::object::Content;
 
 /// Retry interval while another pass has the volume.
@@ -266,7 +267,8 @@ pub(crate) struct Provisioner {
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
     pub(crate) index: PvIndex,
-    pub(crate) listings: Listings,
+    pub(crate) listings: Listings<Listing>,
+    pub(crate) content_listings: Listings<ContentListing>,
     pub(crate) metrics: Metrics,
     /// The watch's copy of the PVs of this node.
     pub(crate) watched_pvs: Mutex<Option<reflector::Store<PersistentVolume>>>,
@@ -294,6 +296,7 @@ impl Provisioner {
             drifted: Mutex::default(),
             index: PvIndex::new(node.clone()),
             listings: Listings::default(),
+            content_listings: Listings::default(),
             watched_pvs: Mutex::default(),
             watched_claims: Mutex::default(),
             store,

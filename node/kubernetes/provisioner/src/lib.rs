@@ -71,6 +71,7 @@ mod rollback {
 mod snapshot {
     pub(crate) mod apply;
     pub(crate) mod copy;
+    pub(crate) mod listing;
     pub(crate) mod object;
     pub(crate) mod plan;
     pub(crate) mod support;

@@ -1,14 +1,16 @@
-//! Lists in pages, and the list of the PVs. The sweep compares the PVs with the disk, and other parts use them where
-//! the watch does not suffice.
+//! Lists in pages, lists that removals share, and the list of the PVs. The sweep compares the PVs with the disk, and
+//! other parts use them where the watch does not suffice.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
 use serde::de::DeserializeOwned;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use volume::VolumeId;
 
@@ -18,6 +20,13 @@ use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
 const PAGE: u32 = 500;
+
+/// Maximum age of a list that shows that no object has a volume or a snapshot. An object that was created longer ago
+/// keeps the data, and removals within this time share a list.
+pub(crate) const FRESH: Duration = Duration::from_secs(5);
+
+/// The pause after a list is this many times as long as the list, at most [`FRESH`].
+const SHARE: u32 = 10;
 
 /// Reads all pages of a list. Without a resource version, the first one is a consistent read, and the others continue
 /// it.
@@ -60,9 +69,20 @@ pub(crate) struct ListedPv {
     pub(crate) is_deleted: bool,
 }
 
-/// The last list, shared by removals at the same time.
-#[derive(Debug, Default)]
-pub(crate) struct Listings(Mutex<Option<(Instant, Arc<Listing>)>>);
+/// The last list of a kind, shared by removals at the same time.
+#[derive(Debug)]
+pub(crate) struct Listings<L> {
+    last: Mutex<Option<LastListing<L>>>,
+    /// Has no permit while [`Listings::in_turn`] reads a list.
+    turn: Semaphore,
+}
+
+#[derive(Debug)]
+struct LastListing<L> {
+    requested: Instant,
+    complete: Instant,
+    listing: Arc<L>,
+}
 
 impl Listing {
     fn new() -> Self {
@@ -78,7 +98,7 @@ impl Listing {
         listing
     }
 
-    async fn read(pvs: &Api<PersistentVolume>, node: &str) -> Result<Self, ApiError> {
+    pub(crate) async fn read(pvs: &Api<PersistentVolume>, node: &str) -> Result<Self, ApiError> {
         let mut listing = Self::new();
         list_each(pvs, |pv| listing.add(&pv, node)).await.map_err(api("list the PVs"))?;
         Ok(listing)
@@ -121,38 +141,73 @@ impl Listing {
     }
 }
 
-impl Listings {
-    pub(crate) async fn since(
+impl<L> Default for Listings<L> {
+    fn default() -> Self {
+        Self { last: Mutex::default(), turn: Semaphore::new(1) }
+    }
+}
+
+impl<L> Listings<L> {
+    /// Returns the last list if it was requested after `moment`, otherwise the one that `read` requests.
+    pub(crate) async fn since<E>(
         &self,
         moment: Instant,
-        pvs: &Api<PersistentVolume>,
-        node: &str,
-    ) -> Result<Arc<Listing>, ApiError> {
+        read: impl Future<Output = Result<L, E>>,
+    ) -> Result<Arc<L>, E> {
         if let Some(listing) = self.cached(moment) {
             return Ok(listing);
         }
         let requested = Instant::now();
-        let listing = Arc::new(Listing::read(pvs, node).await?);
-        *self.latest() = Some((requested, Arc::clone(&listing)));
+        let listing = Arc::new(read.await?);
+        *self.latest() = Some(LastListing { requested, complete: Instant::now(), listing: Arc::clone(&listing) });
         Ok(listing)
     }
 
-    pub(crate) fn cached(&self, moment: Instant) -> Option<Arc<Listing>> {
-        self.latest().as_ref().filter(|(requested, _)| *requested > moment).map(|(_, listing)| Arc::clone(listing))
+    /// As [`Listings::since`], for objects of which users can delete thousands: one list at a time, and a pause after
+    /// it. Meanwhile, the result is `None`, and the caller has to try again: a caller that waited would take the place
+    /// of passes over other objects. The age of a list counts from its end, because a longer list would otherwise serve
+    /// only one removal.
+    pub(crate) async fn in_turn<E>(
+        &self,
+        moment: Instant,
+        read: impl Future<Output = Result<L, E>>,
+    ) -> Result<Option<Arc<L>>, E> {
+        let turn = self.turn.try_acquire();
+        let now = Instant::now();
+        if let Some(LastListing { requested, complete, listing }) = &*self.latest() {
+            // A request of the same instant came after the object.
+            if *requested >= moment && now < *complete + FRESH {
+                return Ok(Some(Arc::clone(listing)));
+            }
+            let pause = complete.saturating_duration_since(*requested).saturating_mul(SHARE).min(FRESH);
+            if now < *complete + pause {
+                return Ok(None);
+            }
+        }
+        match turn {
+            Ok(_turn) => self.since(now, read).await.map(Some),
+            Err(_) => Ok(None),
+        }
     }
 
-    fn latest(&self) -> MutexGuard<'_, Option<(Instant, Arc<Listing>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn cached(&self, moment: Instant) -> Option<Arc<L>> {
+        self.latest().as_ref().filter(|last| last.requested > moment).map(|last| Arc::clone(&last.listing))
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Option<LastListing<L>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use serde_json::json;
+    use tokio::time::{advance, sleep};
 
     use super::*;
 
     const NODE: &str = "granary";
+    const SECOND: Duration = Duration::from_secs(1);
 
     pub(crate) fn pv(name: &str, handle: &str, node: &str) -> PersistentVolume {
         serde_json::from_value(json!({
@@ -165,6 +220,27 @@ pub(crate) mod tests {
             },
         }))
         .expect("a PV")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_list_at_a_time_serves_the_removals_before_it() {
+        let listings = Listings::default();
+        let list = async |number: u8| {
+            sleep(SECOND).await;
+            if number > 0 { Ok(number) } else { Err(()) }
+        };
+        let shared = |number: u8| Ok(Some(Arc::new(number)));
+        let start = Instant::now();
+        let both = tokio::join!(listings.in_turn(start, list(1)), listings.in_turn(start, list(2)));
+        assert_eq!(both, (shared(1), Ok(None)), "another pass reads a list");
+        assert_eq!(listings.in_turn(start, list(2)).await, shared(1));
+        assert_eq!(listings.in_turn(start + SECOND, list(2)).await, Ok(None), "a pause after a list that is too early");
+        advance(FRESH).await;
+        assert_eq!(listings.in_turn(start, list(2)).await, shared(2));
+        advance(FRESH).await;
+        let both = tokio::join!(listings.in_turn(start, list(0)), listings.in_turn(start, list(3)));
+        assert_eq!(both, (Err(()), Ok(None)));
+        assert_eq!(listings.in_turn(start, list(3)).await, shared(3));
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Provisioner {
             .filter(|(id, _)| !rollbacks.contains_key(id))
             .partition(|(_, record)| record.mode.is_snapshot());
         let since = Instant::now();
-        let listing = self.listings.since(since, &self.pvs, &self.node).await?;
+        let listing = self.listings.since(since, Listing::read(&self.pvs, &self.node)).await?;
         let found = Findings {
             orphans: orphans(&readable, &retired, &listing),
             unreadable: unreadable.keys().cloned().collect(),

@@ -14,7 +14,7 @@ use crate::backoff::{MOST, Retry};
 use crate::context::{OCCUPIED, Provisioner, RunError};
 use crate::discard::queue::{EndOfPv, Pass};
 use crate::error::{ApiError, Error};
-use crate::listing::Listing;
+use crate::listing::{FRESH, Listing};
 
 /// Number of passes with a place. A pass over a volume is bounded, and a volume that needs another pass waits behind the
 /// others.
@@ -29,10 +29,6 @@ const LIMIT: usize = 64;
 
 /// Largest number of passes over the volumes of one namespace, whose pods can let them hang.
 const SHARE: usize = 16;
-
-/// Maximum age of a list that shows that a volume has no PV. A PV that was created longer ago keeps its data, and
-/// removals within this time share a list.
-const FRESH: Duration = Duration::from_secs(5);
 
 /// Time for the watch to show the end of a PV before the pass requests a list.
 const UNTIL_WATCHED: Duration = Duration::from_secs(2);
@@ -181,7 +177,7 @@ impl Provisioner {
                 if timeout(patience, self.index.has_none(id, watched)).await.is_ok() {
                     return Ok(None);
                 }
-                self.listings.since(listed, &self.pvs, &self.node).await?
+                self.listings.since(listed, Listing::read(&self.pvs, &self.node)).await?
             }
         };
         Ok(Some(listing).filter(|listing| listing.has(id)))

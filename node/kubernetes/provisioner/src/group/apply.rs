@@ -20,6 +20,7 @@ use crate::group::plan::{self, GroupPlan, GroupRejection};
 use crate::listing::{list_all, list_each};
 use crate::pv::object;
 use crate::snapshot::apply::{backoff_key, patch, patch_status, release, show_failure};
+use crate::snapshot::listing::ContentListing;
 use crate::snapshot::plan::ends_snapshot;
 
 pub(crate) async fn reconcile_group(
@@ -198,7 +199,8 @@ impl Provisioner {
 
     async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(ids) else { return Ok(Outcome::Occupied) };
-        let place = take_after(|| self.removal_place(ids), self.prepare_group_removal(content, ids)).await?;
+        let Some(listing) = self.listed_contents(content.arrival, ids).await? else { return Ok(Outcome::Occupied) };
+        let place = take_after(|| self.removal_place(ids), self.prepare_group_removal(content, ids, &listing)).await?;
         let Some(place) = place else { return Ok(Outcome::Occupied) };
         for id in ids {
             if self.is_new_removal(id) {
@@ -215,20 +217,25 @@ impl Provisioner {
     }
 
     /// Adopts the contents of the group's members, and verifies that no other content needs their snapshots.
-    async fn prepare_group_removal(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<(), Error> {
-        let all = list_all(&self.contents).await.map_err(api("list the contents"))?;
+    async fn prepare_group_removal(
+        &self,
+        content: &GroupContent,
+        ids: &BTreeSet<VolumeId>,
+        listing: &ContentListing,
+    ) -> Result<(), Error> {
         let handle = content.handle();
-        for other in &all {
-            let Some(id) = other.id().filter(|id| ids.contains(id) && other.may_show(id, &self.node)) else { continue };
-            if other.spec.source.snapshot_handle.is_none() && other.group() == handle.as_deref() {
-                // This node has to remove the finalizer of the member's content, also when the disk does not show any
-                // more that the snapshot was on this node.
-                if other.node().is_none() {
-                    self.adopt(other).await?;
+        for id in ids {
+            for other in listing.of(id) {
+                if other.spec.source.snapshot_handle.is_none() && other.group() == handle.as_deref() {
+                    // This node has to remove the finalizer of the member's content, also when the disk does not show
+                    // any more that the snapshot was on this node.
+                    if other.node().is_none() {
+                        self.adopt(other).await?;
+                    }
+                // An administrator may have created a content for the snapshot, or the contents of a group that exists.
+                } else if content.spec.source.group_snapshot_handles.is_none() && !ends_snapshot(other) {
+                    return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
                 }
-            // An administrator may have created a content for the snapshot, or the contents of a group that exists.
-            } else if content.spec.source.group_snapshot_handles.is_none() && !ends_snapshot(other) {
-                return Err(Error::SharedSnapshot { other: other.name_any(), id });
             }
         }
         Ok(())

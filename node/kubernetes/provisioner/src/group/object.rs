@@ -12,7 +12,7 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 use volume::{DRIVER_NAME, Record, VolumeId};
 
-use crate::snapshot::object::{SnapshotError, resource};
+use crate::snapshot::object::{Arrival, SnapshotError, resource};
 
 /// API version of groups. Both versions have the same fields, and a cluster may serve only the earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -40,6 +40,8 @@ pub(crate) struct GroupContent {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: GroupContentSpec,
     pub(crate) status: Option<GroupContentStatus>,
+    #[serde(skip)]
+    pub(crate) arrival: Arrival,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

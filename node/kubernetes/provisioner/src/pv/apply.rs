@@ -16,6 +16,7 @@ use volume::{DRIVER_NAME, FINALIZER, Owner, PROVISIONED_BY, Record, State, Volum
 use crate::context::{Outcome, Provisioner};
 use crate::discard::queue::EndOfPv;
 use crate::error::{ApiError, Error, api, unless_gone};
+use crate::listing::Listing;
 use crate::metrics::Object;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
@@ -158,7 +159,7 @@ impl Provisioner {
         if self.index.is_current() {
             return Ok(self.index.other(id, pv.metadata.uid.as_deref()));
         }
-        let listing = self.listings.since(Instant::now(), &self.pvs, &self.node).await?;
+        let listing = self.listings.since(Instant::now(), Listing::read(&self.pvs, &self.node)).await?;
         Ok(listing.other(id, &pv.name_any()).map(str::to_owned))
     }
 

@@ -19,9 +19,9 @@ use crate::backoff;
 use crate::context::{Outcome, Provisioner, take_after};
 use crate::error::{Error, api, unless_gone};
 use crate::events::shortened;
-use crate::listing::list_all;
 use crate::metrics::Object;
-use crate::snapshot::object::{Content, SnapshotClass, SnapshotError};
+use crate::snapshot::listing::ContentListing;
+use crate::snapshot::object::{Arrival, Content, SnapshotClass, SnapshotError};
 use crate::snapshot::plan::{self, SnapshotPlan};
 
 pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Provisioner>) -> Result<Action, Error> {
@@ -205,7 +205,8 @@ impl Provisioner {
 
     /// Deletes the snapshot. The caller has the lock of the snapshot.
     async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Outcome, Error> {
-        let place = take_after(|| self.removal_place([id]), self.prepare_removal(content, id)).await?;
+        let Some(listing) = self.listed_contents(content.arrival, [id]).await? else { return Ok(Outcome::Occupied) };
+        let place = take_after(|| self.removal_place([id]), self.prepare_removal(content, id, &listing)).await?;
         let Some(place) = place else { return Ok(Outcome::Occupied) };
         if self.is_new_removal(id) {
             let content_uid = content.uid();
@@ -238,14 +239,26 @@ impl Provisioner {
         }
     }
 
+    /// The contents at the `deletion` of a content or later, for the removal of these snapshots. `None` if the pass has
+    /// to wait: for a place, or for the next list.
+    pub(crate) async fn listed_contents<'a>(
+        &self,
+        deletion: Arrival,
+        ids: impl IntoIterator<Item = &'a VolumeId>,
+    ) -> Result<Option<Arc<ContentListing>>, Error> {
+        // A pass that waits for a place is repeated each second, and sends no request.
+        if self.removal_place(ids).is_none() {
+            return Ok(None);
+        }
+        let read = ContentListing::read(&self.contents, &self.node);
+        Ok(self.content_listings.in_turn(deletion.0, read).await?)
+    }
+
     /// Verifies that no other content needs the snapshot, and ends its rollback.
-    async fn prepare_removal(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+    async fn prepare_removal(&self, content: &Content, id: &VolumeId, listing: &ContentListing) -> Result<(), Error> {
         // An administrator may have created a second content for the snapshot.
-        let all = list_all(&self.contents).await.map_err(api("list the contents"))?;
-        let is_other = |other: &&Content| {
-            other.metadata.uid != content.metadata.uid && other.may_show(id, &self.node) && !plan::ends_snapshot(other)
-        };
-        if let Some(other) = all.iter().find(is_other) {
+        let is_other = |other: &&Content| other.metadata.uid != content.metadata.uid && !plan::ends_snapshot(other);
+        if let Some(other) = listing.of(id).iter().find(is_other) {
             return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
         }
         self.end_rollback_of(id).await
@@ -402,6 +415,26 @@ mod tests {
         let second = reconcile_content(deleted_content("second"), Arc::clone(&provisioner)).await;
         assert_eq!(second.expect("it waits"), Outcome::Occupied.action());
         assert_eq!(requests.load(Ordering::Relaxed), 1);
+    }
+
+    /// Regression: each deletion listed all contents of the cluster.
+    #[tokio::test(start_paused = true)]
+    async fn removals_share_a_list_from_after_their_deletions() {
+        let (client, lists) = fixture::empty();
+        let (provisioner, _disk) = fixture::with_client(client);
+        let pass = async |content: &Arc<Content>| {
+            let ended = reconcile_content(Arc::clone(content), Arc::clone(&provisioner)).await.expect("no error");
+            assert_eq!(ended, Outcome::Complete.action());
+        };
+        let contents: Vec<_> = (0..100).map(|number| deleted_content(&number.to_string())).collect();
+        for content in &contents {
+            pass(content).await;
+        }
+        assert_eq!(lists.load(Ordering::Relaxed), 1);
+        // The list may lack another content of this snapshot.
+        advance(OCCUPIED).await;
+        pass(&deleted_content("later")).await;
+        assert_eq!(lists.load(Ordering::Relaxed), 2);
     }
 
     /// A thin snapshot of a volume, `snapshot-1`.

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Resource;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use units::Bytes;
 use volume::{DRIVER_NAME, VolumeId};
 
@@ -24,6 +25,18 @@ pub(crate) struct Content {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: ContentSpec,
     pub(crate) status: Option<ContentStatus>,
+    #[serde(skip)]
+    pub(crate) arrival: Arrival,
+}
+
+/// Time at which this version of an object arrived: the default of a field that is not in the JSON.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival(pub(crate) Instant);
+
+impl Default for Arrival {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -348,7 +348,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
 
 /// Regression: removals of snapshots with many files took the passes over all contents.
 pub async fn snapshots_are_taken_while_removals_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (node, api, source) = with_data(&cluster, "slow-removal").await?;
+    let (mut node, api, source) = with_data(&cluster, "slow-removal").await?;
     let mut contents = Vec::new();
     // More snapshots than passes at once.
     for number in 0..=Settings::PARALLEL.get() {
@@ -357,10 +357,13 @@ pub async fn snapshots_are_taken_while_removals_take_long(cluster: Arc<Cluster>)
         api.ready(&name, &content.name_any()).await?;
         contents.push((name, content));
     }
+    // Removals share a list of the contents, and so begin together.
+    node.halt().await?;
     node.volumes.hold(true);
     for (name, content) in &contents {
         api.delete(name, &content.name_any()).await?;
     }
+    node.run().await?;
     let content = api.create("late", Some(&node.name), source, json!({})).await?;
     api.ready("late", &content.name_any()).await?;
     node.volumes.hold(false);
