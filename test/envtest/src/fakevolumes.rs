@@ -38,10 +38,12 @@ struct HeldCalls {
     long: bool,
     /// Volumes whose removals wait.
     discards: BTreeSet<VolumeId>,
+    /// Volumes whose checks wait.
+    checks: BTreeSet<VolumeId>,
 }
 
-/// Maximum duration of [`FakeVolumes::hold`] and [`FakeVolumes::set_hanging`]. It is longer than a test waits, and it
-/// ends the threads of a finished test.
+/// Maximum duration of [`FakeVolumes::hold`], [`FakeVolumes::set_hanging`] and [`FakeVolumes::set_checking`]. It is
+/// longer than a test waits, and it ends the threads of a finished test.
 const HELD: Duration = Duration::from_secs(300);
 
 type Create = dyn Fn(&VolumeId, Bytes) + Send + Sync;
@@ -190,6 +192,12 @@ impl FakeVolumes {
     /// Sets whether the removal of the volume blocks, as by the lock of one of its files.
     pub fn set_hanging(&self, id: &VolumeId, hanging: bool) {
         set(&mut self.held().discards, id, hanging);
+        self.released.notify_all();
+    }
+
+    /// Sets whether the check of the volume's projects blocks, like that of many inodes does.
+    pub fn set_checking(&self, id: &VolumeId, checking: bool) {
+        set(&mut self.held().checks, id, checking);
         self.released.notify_all();
     }
 

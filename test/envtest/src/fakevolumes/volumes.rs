@@ -146,6 +146,7 @@ impl Volumes for FakeVolumes {
     }
 
     fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
+        self.wait_while(|held| held.checks.contains(id));
         Ok(self.disk().drifted.get(id).cloned().unwrap_or_default())
     }
 

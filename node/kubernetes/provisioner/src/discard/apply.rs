@@ -16,9 +16,15 @@ use crate::discard::queue::{EndOfPv, Pass};
 use crate::error::{ApiError, Error};
 use crate::listing::{FRESH, Listing};
 
-/// Number of passes with a place. A pass over a volume is bounded, and a volume that needs another pass waits behind the
-/// others.
-const PARALLEL: usize = 4;
+/// Number of removals with a place. A pass over a volume is bounded, and a volume that needs another pass waits behind
+/// the others.
+const REMOVALS: usize = 4;
+
+/// Number of checks with a place. The first pass over a volume is a check, which reads up to a million inodes.
+const CHECKS: usize = 3;
+
+/// Largest number of places of the checks of one namespace, so that the others have a place.
+const CHECKS_OF_ONE: usize = 2;
 
 /// Time after which a pass gives up its place. A process decides for how long it has the lock of a file: `unlink` waits
 /// for the lock without a limit, and no signal ends the call.
@@ -35,11 +41,35 @@ const UNTIL_WATCHED: Duration = Duration::from_secs(2);
 
 /// Result of a pass that did not fail.
 enum Finished {
+    /// The next pass removes data.
+    Checked,
     /// The data is removed, or kept for a PV.
     Complete,
     /// All PVs of the volume are being deleted. The request that removes the finalizer of the last one may have no
     /// response, and then the PV has no other pass.
     Waiting,
+}
+
+/// Kind of the place of a pass. A check takes no place of a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Check,
+    Removal,
+}
+
+/// A pass that is due.
+#[derive(Debug, PartialEq, Eq)]
+struct DuePass {
+    id: VolumeId,
+    /// Namespace of the volume, empty if unknown.
+    namespace: String,
+    place: Place,
+}
+
+/// Sorts passes that are due: the namespaces check in turn, whatever the number of their volumes. The removals keep
+/// their order, and so do the checks of a namespace. `last_checks` has the time at which the last check of each began.
+fn sort(due: &mut [DuePass], last_checks: &BTreeMap<String, Instant>) {
+    due.sort_by_key(|pass| (pass.place == Place::Check).then(|| last_checks.get(&pass.namespace).copied()));
 }
 
 /// The passes that run.
@@ -49,28 +79,39 @@ struct RunningPasses(BTreeMap<VolumeId, RunningPass>);
 #[derive(Debug)]
 struct RunningPass {
     start: Instant,
-    /// Namespace of the volume, empty if unknown.
     namespace: String,
-    has_place: bool,
+    /// `None` for a slow pass.
+    place: Option<Place>,
 }
 
 impl RunningPasses {
-    /// Begins a pass over the volume, unless too many run.
-    fn begin(&mut self, id: &VolumeId, namespace: String) -> bool {
-        let places = self.0.values().filter(|pass| pass.has_place).count();
-        let share = self.0.values().filter(|pass| pass.namespace == namespace).count();
-        let begins = places < PARALLEL && share < SHARE && self.0.len() < LIMIT;
+    /// Begins a pass, unless too many run.
+    fn begin(&mut self, DuePass { id, namespace, place }: &DuePass) -> bool {
+        let is_beside = |pass: &&RunningPass| pass.namespace == *namespace;
+        let has_place = match place {
+            Place::Check => {
+                let checks = || self.with_place(Place::Check);
+                checks().count() < CHECKS && checks().filter(is_beside).count() < CHECKS_OF_ONE
+            }
+            Place::Removal => self.with_place(Place::Removal).count() < REMOVALS,
+        };
+        let begins = has_place && self.0.values().filter(is_beside).count() < SHARE && self.0.len() < LIMIT;
         if begins {
-            self.0.insert(id.clone(), RunningPass { start: Instant::now(), namespace, has_place: true });
+            let pass = RunningPass { start: Instant::now(), namespace: namespace.clone(), place: Some(*place) };
+            self.0.insert(id.clone(), pass);
         }
         begins
+    }
+
+    fn with_place(&self, place: Place) -> impl Iterator<Item = &RunningPass> {
+        self.0.values().filter(move |pass| pass.place == Some(place))
     }
 
     /// Takes the places of slow passes, which continue without them.
     fn release_places(&mut self) {
         for (id, pass) in &mut self.0 {
-            if pass.has_place && pass.start.elapsed() >= SLOW {
-                pass.has_place = false;
+            if pass.place.is_some() && pass.start.elapsed() >= SLOW {
+                pass.place = None;
                 warn!(
                     volume = %id, namespace = %pass.namespace,
                     "removal of a deleted volume is slow, others continue; if the disk is not busy, end the process that uses its files"
@@ -81,33 +122,47 @@ impl RunningPasses {
 
     /// Time at which the next pass gives up its place.
     fn next_release(&self) -> Option<Instant> {
-        self.0.values().filter(|pass| pass.has_place).map(|pass| pass.start + SLOW).min()
+        self.0.values().filter(|pass| pass.place.is_some()).map(|pass| pass.start + SLOW).min()
     }
 }
 
 /// Removes data until it is cancelled.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     let mut running = JoinSet::new();
-    let mut active = RunningPasses::default();
+    let (mut active, mut last_checks) = (RunningPasses::default(), BTreeMap::new());
     cx.healthy();
     while !cx.is_cancelled() {
         active.release_places();
         let mut wake = Instant::now() + MOST;
+        let mut due = Vec::new();
         for (id, pause) in provisioner.discards.in_order() {
             if active.0.contains_key(&id) {
                 continue;
             }
             match provisioner.attempts.wait(&backoff_key(&id)).max(pause) {
                 Some(left) => wake = wake.min(Instant::now() + left),
-                None if active.begin(&id, provisioner.namespace_of(&id)) => {
-                    let (cx, provisioner) = (cx.clone(), Arc::clone(&provisioner));
-                    running.spawn(async move {
-                        let result = provisioner.discard(&cx, &id).await;
-                        (id, result)
-                    });
+                None => {
+                    let place = if provisioner.discards.is_checked(&id) { Place::Removal } else { Place::Check };
+                    due.push(DuePass { namespace: provisioner.namespace_of(&id), id, place });
                 }
-                // The volume waits until a running pass ends, or gives up its place.
-                None => {}
+            }
+        }
+        if due.iter().all(|pass| pass.place == Place::Removal) {
+            last_checks.clear();
+        }
+        sort(&mut due, &last_checks);
+        for pass in due {
+            // Otherwise, the volume waits until a running pass ends, or gives up its place.
+            if active.begin(&pass) {
+                let DuePass { id, namespace, place } = pass;
+                if place == Place::Check {
+                    last_checks.insert(namespace, Instant::now());
+                }
+                let (cx, provisioner) = (cx.clone(), Arc::clone(&provisioner));
+                running.spawn(async move {
+                    let result = provisioner.discard(&cx, &id).await;
+                    (id, result)
+                });
             }
         }
         wake = active.next_release().map_or(wake, |release| release.min(wake));
@@ -142,6 +197,7 @@ impl Provisioner {
         // The check comes before the list of PVs: it may take minutes, in which an administrator can create another PV.
         if is_first {
             self.check_projects(id).await?;
+            return Ok(Finished::Checked);
         }
         // The PV may stay for long, for example while a policy denies the removal of its finalizer. A retry sends no
         // request while the watch shows the PV.
@@ -203,6 +259,7 @@ impl Provisioner {
             Ok(finished) => {
                 self.attempts.succeeded(&backoff_key(id));
                 match finished {
+                    Finished::Checked => {}
                     Finished::Complete => self.discards.remove(id),
                     Finished::Waiting => {
                         debug!(volume = %id, "deleted volume waits for the end of its PVs");
@@ -229,13 +286,28 @@ impl Provisioner {
 
 #[cfg(test)]
 mod tests {
+    use envtest::FakeVolumes;
+    use kube::runtime::watcher::Event;
     use supervisor::{Settings, Supervisor};
     use tokio::task::yield_now;
     use tokio::time::advance;
-    use volume::{Allocation, Mode, State};
+    use volume::{Allocation, Claim, Mode, Record, State};
 
     use super::*;
     use crate::fixture::{self, id};
+
+    /// Adds a volume to the queue.
+    fn delete(provisioner: &Provisioner, disk: &FakeVolumes, volume: &VolumeId, namespace: &str) {
+        let record = fixture::record(Mode::Block { allocation: Allocation::Thick }, State::Announced);
+        disk.put(volume, Record { claim: Claim { namespace: namespace.into(), ..record.claim.clone() }, ..record });
+        disk.retire(volume);
+        let now = Instant::now();
+        provisioner.discards.add(volume.clone(), EndOfPv { before: now, after: now });
+    }
+
+    fn pass(number: usize, namespace: &str, place: Place) -> DuePass {
+        DuePass { id: id(&format!("pvc-{number}")), namespace: namespace.to_owned(), place }
+    }
 
     /// Regression: the service had no rounds, so it was never shown as stalled.
     #[tokio::test(start_paused = true)]
@@ -252,20 +324,17 @@ mod tests {
     async fn removals_that_hang_give_up_their_places_and_end_later() {
         let (client, _lists) = fixture::empty();
         let (provisioner, disk) = fixture::with_client(client);
-        let volumes: Vec<_> = (0..=PARALLEL).map(|number| id(&format!("pvc-{number}"))).collect();
-        let now = Instant::now();
+        let volumes: Vec<_> = (0..=REMOVALS).map(|number| id(&format!("pvc-{number}"))).collect();
         for (number, volume) in volumes.iter().enumerate() {
-            disk.put(volume, fixture::record(Mode::Block { allocation: Allocation::Thick }, State::Announced));
-            disk.retire(volume);
-            disk.set_hanging(volume, number < PARALLEL);
-            provisioner.discards.add(volume.clone(), EndOfPv { before: now, after: now });
+            delete(&provisioner, &disk, volume, "shop");
+            disk.set_hanging(volume, number < REMOVALS);
         }
         let settings = Settings::default();
         let deadline = settings.stop_deadline;
         let tree = Supervisor::start("discard", settings, move |cx| run(cx, Arc::clone(&provisioner)));
         // Threads run in real time, and the clock stands still meanwhile.
         let end = std::time::Instant::now() + Duration::from_secs(60);
-        while disk.retired() != volumes[..PARALLEL] {
+        while disk.retired() != volumes[..REMOVALS] {
             assert!(std::time::Instant::now() < end, "{:?}", disk.retired());
             advance(SLOW).await;
         }
@@ -279,27 +348,88 @@ mod tests {
         tree.stop(deadline).await.expect("it ends");
     }
 
+    /// Regression: checks of volumes with many inodes had the places of removals for minutes.
+    #[tokio::test(start_paused = true)]
+    async fn long_checks_delay_neither_removals_nor_checks_of_others() {
+        let (client, _lists) = fixture::empty();
+        let (provisioner, disk) = fixture::with_client(client);
+        let long: Vec<_> = (0..2 * CHECKS).map(|number| id(&format!("pvc-{number}"))).collect();
+        for (number, volume) in long.iter().enumerate() {
+            delete(&provisioner, &disk, volume, if number < CHECKS { "shop" } else { "mill" });
+            disk.set_checking(volume, true);
+        }
+        let [checked, late] = ["pvc-checked", "pvc-late"].map(id);
+        delete(&provisioner, &disk, &checked, "bank");
+        provisioner.discards.begin(&checked).expect("a pass");
+        // The index has no PV, so that no pass waits for the clock, which stands still.
+        for event in [Event::Init, Event::InitDone] {
+            provisioner.index.update(&Ok(event));
+        }
+        let settings = Settings::default();
+        let deadline = settings.stop_deadline;
+        let shared = Arc::clone(&provisioner);
+        let tree = Supervisor::start("discard", settings, move |cx| run(cx, Arc::clone(&shared)));
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let wait_for = async |left: &[VolumeId]| {
+            while disk.retired() != left {
+                assert!(std::time::Instant::now() < end, "{:?}", disk.retired());
+                yield_now().await;
+            }
+        };
+        wait_for(&long).await;
+        delete(&provisioner, &disk, &late, "bank");
+        // One of the three places is free.
+        disk.set_checking(&long[CHECKS], false);
+        wait_for(&[&long[..CHECKS], &long[CHECKS + 1..]].concat()).await;
+        for volume in &long {
+            disk.set_checking(volume, false);
+        }
+        wait_for(&[]).await;
+        tree.stop(deadline).await.expect("it ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn namespaces_check_in_turn() {
+        let all = || {
+            [
+                pass(1, "shop", Place::Check),
+                pass(2, "shop", Place::Check),
+                pass(3, "mill", Place::Check),
+                pass(4, "shop", Place::Removal),
+                pass(5, "bank", Place::Check),
+            ]
+        };
+        let now = Instant::now();
+        let last_checks = BTreeMap::from([("shop".to_owned(), now + SLOW), ("mill".to_owned(), now)]);
+        let mut due = all();
+        sort(&mut due, &last_checks);
+        let [shop, next, mill, removal, bank] = all();
+        assert_eq!(due, [removal, bank, mill, shop, next]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn one_namespace_has_only_a_share_of_the_passes() {
         let mut passes = RunningPasses::default();
-        let volume = |number: usize| id(&format!("pvc-{number}"));
         for number in 0..LIMIT {
             let namespace = format!("team-{}", number / SHARE);
-            assert!(passes.begin(&volume(number), namespace.clone()), "{number}");
+            assert!(passes.begin(&pass(number, &namespace, Place::Removal)), "{number}");
             advance(SLOW).await;
             assert_eq!(passes.next_release(), Some(Instant::now()));
             passes.release_places();
             assert_eq!(passes.next_release(), None);
             let is_full = (number + 1).is_multiple_of(SHARE);
-            assert_eq!(passes.begin(&volume(LIMIT), namespace), !is_full, "{number}");
-            passes.0.remove(&volume(LIMIT));
+            let next = pass(LIMIT, &namespace, Place::Check);
+            assert_eq!(passes.begin(&next), !is_full, "{number}");
+            passes.0.remove(&next.id);
         }
-        assert!(!passes.begin(&volume(LIMIT), "other".into()), "too many threads");
-        for number in 0..PARALLEL {
-            passes.0.remove(&volume(number));
-        }
-        assert!((0..PARALLEL).all(|number| passes.begin(&volume(number), "other".into())));
-        passes.0.remove(&volume(LIMIT - 1));
-        assert!(!passes.begin(&volume(LIMIT), "other".into()), "no place");
+        let last = pass(LIMIT, "other", Place::Removal);
+        assert!(!passes.begin(&last), "too many threads");
+        passes.0.clear();
+        assert!((0..CHECKS_OF_ONE).all(|number| passes.begin(&pass(number, "other", Place::Check))));
+        assert!(!passes.begin(&pass(CHECKS_OF_ONE, "other", Place::Check)), "no place for this namespace");
+        assert!((CHECKS_OF_ONE..CHECKS).all(|number| passes.begin(&pass(number, "last", Place::Check))));
+        assert!(!passes.begin(&pass(CHECKS, "last", Place::Check)), "no place for a check");
+        assert!((0..REMOVALS).all(|number| passes.begin(&pass(CHECKS + number, "other", Place::Removal))));
+        assert!(!passes.begin(&last), "no place for a removal");
     }
 }

@@ -69,6 +69,11 @@ impl DiscardQueue {
         self.volumes().contains_key(id)
     }
 
+    /// Whether the first pass over the volume, which checks it, has begun.
+    pub(crate) fn is_checked(&self, id: &VolumeId) -> bool {
+        self.volumes().get(id).is_some_and(|volume| volume.is_checked)
+    }
+
     pub(crate) fn requeue(&self, id: &VolumeId) {
         if let Some(volume) = self.volumes().get_mut(id) {
             volume.queued = Instant::now();
