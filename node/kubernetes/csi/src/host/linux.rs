@@ -14,7 +14,9 @@ use fsquota::{FsError, Quota};
 use loopdev::{Attached, Backing, FileId, Number};
 use tracing::{error, warn};
 use units::Bytes;
-use volume::{Access, DiskFault, IoLimits, IoThrottle, OpenError, PodFreezer, Store, VolumeId, Volumes as _};
+use volume::{
+    Access, DiskFault, IoLimits, IoThrottle, OpenError, PodFreezer, Store, VolumeGuard, VolumeId, Volumes as _,
+};
 
 use super::block::{self, DeviceId};
 use super::cgroup::Cgroups;
@@ -58,6 +60,8 @@ pub struct Opened {
     idle: Vec<(Number, Backing)>,
     /// The device that this call attached.
     fresh: Option<DeviceId>,
+    /// Lock of a publish, from its first change of the volume's device or mounts.
+    publishing: Option<VolumeGuard>,
 }
 
 impl Opened {
@@ -188,6 +192,14 @@ impl Linux {
     fn attach(&self, at: &Opened, read_only: bool) -> Result<DeviceId, ActError> {
         let image = at.image.as_ref().ok_or(ActError::VolumeGone)?;
         self.devices.attach(&at.id, image.file.as_fd(), image.backing, read_only)
+    }
+
+    /// Waits for the end of a clone. Until the end of the call, no other clone begins.
+    fn lock(&self, at: &mut Opened) -> Result<(), ActError> {
+        if at.publishing.is_none() {
+            at.publishing = Some(self.directories.publishing_within(&at.id, CLONED).ok_or(ActError::Cloned)?);
+        }
+        Ok(())
     }
 
     /// Holds the device that the target will show. All steps of the call use the same device.
@@ -321,6 +333,7 @@ impl Host for Linux {
             device: None,
             idle: Vec::new(),
             fresh: None,
+            publishing: None,
         };
         match (volume, purpose) {
             // The plan rejects the other mode.
@@ -345,10 +358,12 @@ impl Host for Linux {
         match step {
             Step::CreateTarget(shape) => create(at.parent()?, at.target.name(), shape),
             Step::Attach { read_only } => {
+                self.lock(at)?;
                 at.fresh = Some(self.attach(at, read_only)?);
                 Ok(())
             }
             Step::Limit => {
+                self.lock(at)?;
                 // The device is held first, so that later changes of the limits reach it.
                 self.hold(at)?;
                 if self.io(&at.id).is_none() {
@@ -357,7 +372,7 @@ impl Host for Linux {
                 Ok(self.devices.limit(&at.id, || self.io(&at.id))?)
             }
             Step::Bind(attributes) => {
-                let _publishing = self.directories.publishing_within(&at.id, CLONED).ok_or(ActError::Cloned)?;
+                self.lock(at)?;
                 match (&at.image, &at.volume) {
                     (None, Some(volume)) => {
                         self.directories.add(&at.id, at.target.full())?;

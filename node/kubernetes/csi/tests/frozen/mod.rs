@@ -188,6 +188,8 @@ async fn no_pod_gets_a_volume_while_its_pods_are_stopped() {
     });
     tokio::time::sleep(WAIT).await;
     assert!(calls.iter().all(|call| !call.is_finished()) && targets.iter().all(|target| mounts_at(target) == 0));
+    // Regression: a call attached a device before it waited, and detached it if the clone took long.
+    assert!(node.devices().is_empty());
     stopped.thaw().expect("nothing ran");
     for call in calls {
         call.await.expect("a result").expect("publish");
