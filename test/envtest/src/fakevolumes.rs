@@ -98,6 +98,8 @@ struct Disk {
     pauses: Vec<Duration>,
     /// Whether snapshots of filesystem volumes need longer pauses than allowed.
     late: bool,
+    /// Number of lists of complete snapshots.
+    snapshot_lists: u32,
 }
 
 impl FakeVolumes {
@@ -253,6 +255,11 @@ impl FakeVolumes {
     /// Longest allowed pause of each snapshot of a filesystem volume.
     pub fn pauses(&self) -> Vec<Duration> {
         self.disk().pauses.clone()
+    }
+
+    /// Number of lists of complete snapshots.
+    pub fn snapshot_lists(&self) -> u32 {
+        self.disk().snapshot_lists
     }
 
     /// Simulates a replaced disk, which does not contain the volume.

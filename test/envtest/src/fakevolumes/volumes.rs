@@ -115,7 +115,9 @@ impl Volumes for FakeVolumes {
     }
 
     fn complete_snapshots(&self) -> BTreeMap<VolumeId, Record> {
-        let mut records = self.disk().records.clone();
+        let mut disk = self.disk();
+        disk.snapshot_lists += 1;
+        let mut records = disk.records.clone();
         records.retain(|_, record| record.state == State::Complete);
         records
     }

@@ -67,7 +67,7 @@ impl Provisioner {
     async fn copy_snapshots(&self, cx: &Context) -> Result<(), RunError> {
         let mut changes = self.store.calls().changes();
         let mut passes = BTreeMap::<VolumeId, NextPass>::new();
-        // Sources for which a pass has waited, for a moment after it.
+        // Sources that another pass had, or for which a pass has waited, for a moment after it.
         let mut waiting = BTreeMap::<VolumeId, Instant>::new();
         let mut shares = Shares::default();
         loop {
@@ -101,6 +101,13 @@ impl Provisioner {
                 continue;
             };
             sleep_until(at).await;
+            // All copies of this source wait together: otherwise, a list of all snapshots would precede each look.
+            if let Some(source) = source_of(record)
+                && self.locks.try_lock(source).is_none()
+            {
+                waiting.insert(source.clone(), Instant::now() + OCCUPIED);
+                continue;
+            }
             let begin = Instant::now();
             let pause = cx.round(self.copy_pass(id, record), Result::is_ok).await?;
             shares.add(&record.claim.namespace, begin.elapsed());
@@ -236,6 +243,25 @@ mod tests {
         }
         fixture.pass().await;
         assert_eq!(fixture.state(), Some(State::Announced));
+    }
+
+    /// Regression: each second, a list of all snapshots preceded the look at the source of each snapshot.
+    #[tokio::test(start_paused = true)]
+    async fn copies_wait_together_for_a_pass_over_their_source() {
+        let fixture = Fixture::new();
+        for number in 2..=100 {
+            fixture.disk.put(&id(&format!("snapshot-{number}")), fixture.record.clone());
+        }
+        let guard = fixture.provisioner.locks.try_lock(&fixture.source).expect("no other pass");
+        let shared = Arc::clone(&fixture.provisioner);
+        let tree = Supervisor::start("copies", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+        sleep(Duration::from_secs(10)).await;
+        let lists = fixture.disk.snapshot_lists();
+        assert!((5..=30).contains(&lists), "{lists} lists in 10 seconds");
+        drop(guard);
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(fixture.state(), Some(State::Announced));
+        tree.stop(Duration::from_secs(20)).await.expect("it ends");
     }
 
     /// Regression: a removal that is repeated later left the snapshot in the list, and the passes followed each other
