@@ -102,8 +102,10 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
         checking: tokio::sync::Mutex::default(),
         events: Recorder::new(client.clone(), reporter),
     });
+    let observer = Arc::clone(&reclaimer);
     let changes = watch(cx.clone(), Api::<PersistentVolumeClaim>::all(client), watcher::Config::default())
         .modify(kept_claim::trim)
+        .inspect_ok(move |event| observer.selections().observe(event))
         .try_filter_map(|event| future::ready(Ok(apiclient::only(event, kept_claim::is_kept))));
     let (claims, changes) = copied(changes);
     let (changed, waiting) = (Arc::clone(&reclaimer), claims.clone());
