@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt;
 
+use nix::dir::Type;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::libc;
@@ -31,8 +32,8 @@ impl Dir {
     /// Succeeds if `name` does not exist. Durable after [`Dir::sync`].
     ///
     /// The number of descriptors is bounded for trees of any depth: subtrees that are too deep are moved into the
-    /// directory `.NAME.00` of this directory. `name` itself is removed last, so while it exists, another call continues
-    /// the removal.
+    /// directory `.NAME.00` of this directory. A full disk has no space for that: then the ends of these subtrees are
+    /// removed first. `name` itself is removed last, so while it exists, another call continues the removal.
     ///
     /// No other process may add to the tree meanwhile; otherwise use [`Dir::remove_all_within`].
     ///
@@ -46,7 +47,8 @@ impl Dir {
     /// Removes `name` like [`Dir::remove_all`], while other processes may have directories of the tree open and create,
     /// link and rename names in them. Takes at most `steps` steps, so that the call ends regardless of these processes:
     /// each name that a listing returns is a step, and so is each further attempt to remove a directory. A call with
-    /// 100 steps or more removes or moves at least one name, if there is one.
+    /// 100 steps or more removes or moves at least one name, if there is one. On a full disk, the last steps may be
+    /// followed by a look at all directories on one path.
     ///
     /// From the top of the tree downwards, each directory is changed to the user and the group of this process and mode
     /// 0700 before it is listed. From then on, processes of other users without `CAP_DAC_OVERRIDE` get `EACCES` for
@@ -223,11 +225,7 @@ impl<'a> Removal<'a> {
 
     /// Removes everything in the directory `name`. If `name` is not a directory any more, the next listing handles it.
     fn empty_below(&mut self, dir: &Dir, name: &Name, depth: usize) -> Result<(), Stop> {
-        match dir.open_dir(name) {
-            Ok(below) => self.empty(&below, depth + 1),
-            Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        enter(dir, name)?.map_or(Ok(()), |below| self.empty(&below, depth + 1))
     }
 
     /// Removes everything in `dir`, which is `depth` levels below the top.
@@ -256,8 +254,69 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// Moves a subtree that is too deep to the directory for subtrees.
+    /// Moves a subtree that is too deep to the directory for subtrees. Removes its ends while the disk has no space for
+    /// that.
     fn move_up(&mut self, dir: &Dir, name: &Name) -> Result<(), Stop> {
+        loop {
+            match self.try_move_up(dir, name) {
+                Err(error) if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT) => {}
+                moved => return Ok(moved?),
+            }
+            let levels = self.remove_end(dir, name)?;
+            if levels == 0 {
+                return Ok(());
+            }
+            if let Some(left) = &mut self.left {
+                *left = left.checked_sub(levels).ok_or(Stop::Spent)?;
+            }
+        }
+    }
+
+    /// Removes the directory at the end of one path down the subtree, and the files on this path. XFS needs no space
+    /// for that. The path may have more levels than the call has steps, so they count afterwards. Returns their number.
+    /// If `name` is not a directory any more, the next listing handles it.
+    fn remove_end(&mut self, dir: &Dir, name: &Name) -> Result<u64, Stop> {
+        let (mut above, mut name, mut levels) = (dir.try_clone()?, name.clone(), 0);
+        while let Some(below) = enter(&above, &name)? {
+            levels += 1;
+            let Some(next) = self.remove_files(&below)? else {
+                if !self.is_removed(&above, &name)? {
+                    self.expect_changes(&name)?;
+                }
+                break;
+            };
+            (above, name) = (below, next);
+        }
+        Ok(levels)
+    }
+
+    /// Removes everything in `dir` except directories, and returns one of these.
+    fn remove_files(&mut self, dir: &Dir) -> Result<Option<Name>, Stop> {
+        if self.left.is_some() {
+            dir.make_private()?;
+        }
+        loop {
+            let (mut found, mut directory) = (false, None);
+            for entry in dir.stream()?.iter() {
+                let entry = match entry {
+                    Ok(entry) => entry,
+                    Err(Errno::ENOENT) => return Ok(None),
+                    Err(errno) => return Err(Error::new(Operation::List, ".", errno).into()),
+                };
+                let Ok(name) = Name::try_from(OsStr::from_bytes(entry.file_name().to_bytes())) else { continue };
+                found = true;
+                if entry.file_type() == Some(Type::Directory) || !self.is_removed(dir, &name)? {
+                    directory.get_or_insert(name);
+                }
+            }
+            // As in `empty`, a listing may skip names.
+            if directory.is_some() || !found {
+                return Ok(directory);
+            }
+        }
+    }
+
+    fn try_move_up(&mut self, dir: &Dir, name: &Name) -> Result<(), Error> {
         let failed = |errno| Error::new(Operation::Rename, name.as_os_str(), errno);
         let to = match self.moved.take() {
             Some(to) => to,
@@ -275,7 +334,7 @@ impl<'a> Removal<'a> {
             Err(error) if error.is_not_found() => Ok(()),
             // Another process replaced the subtree after the look at its number. The next listing returns the name.
             Err(error) if error.errno() == Errno::EEXIST && self.left.is_some() => Ok(()),
-            done => Ok(done?),
+            done => done,
         }
     }
 
@@ -294,6 +353,15 @@ impl<'a> Removal<'a> {
             Some(_) => Ok(()),
             None => Err(Error::new(Operation::Remove, name.as_os_str(), Errno::ENOTEMPTY).into()),
         }
+    }
+}
+
+/// Opens the directory `name`. `None` if it is not a directory any more.
+fn enter(dir: &Dir, name: &Name) -> Result<Option<Dir>, Error> {
+    match dir.open_dir(name) {
+        Ok(below) => Ok(Some(below)),
+        Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -1,14 +1,17 @@
 //! Durability of [`Dir`]: a test records every write to the disk and checks the file system after a power failure at
-//! each of them that changes what XFS recovers.
+//! each of them that changes what XFS recovers. Another test removes a tree from a full disk.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 
-use dir::{Dir, Name};
+use dir::{Dir, Name, Progress};
+use ktest_support::XfsDisk;
 use ktest_support::process::without_flush;
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::stat::Mode;
 
 fn name(text: &str) -> Name {
@@ -227,4 +230,41 @@ fn a_synced_directory_is_durable_with_its_mode() {
 
 fn mode_of(dir: Dir) -> u32 {
     File::from(OwnedFd::from(dir)).metadata().unwrap().permissions().mode() & 0o7777
+}
+
+/// Allocates all space of the disk to a file.
+fn fill(file: &File) {
+    let (mut end, mut size) = (0, 1 << 30);
+    while size >= 4096 {
+        match fallocate(file, FallocateFlags::empty(), end, size) {
+            Ok(()) => end += size,
+            Err(errno) => {
+                assert_eq!(errno, Errno::ENOSPC);
+                size /= 2;
+            }
+        }
+    }
+}
+
+/// Regression: without space for the directory of deep subtrees, each pass over a tree failed, and freed nothing if the
+/// tree had all its files in deep directories.
+#[test]
+fn a_deep_tree_is_removed_from_a_full_disk() {
+    const STEPS: u64 = 2048;
+    let disk = XfsDisk::without_quota();
+    let top = Dir::open(disk.path()).unwrap();
+    let mut deep = top.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
+    for _ in 0..STEPS {
+        deep = deep.create_dir(&name("d"), Mode::S_IRWXU).unwrap();
+    }
+    deep.write(&name("file"), &vec![1; 1 << 20], Mode::S_IRWXU).unwrap();
+    drop(deep);
+    fill(&File::create(disk.path().join("full")).unwrap());
+    assert_eq!(top.create_dir(&name("new"), Mode::S_IRWXU).unwrap_err().errno(), Errno::ENOSPC);
+    let mut passes = 0;
+    while top.remove_all_within(&name("tree"), STEPS).unwrap() == Progress::Unfinished {
+        passes += 1;
+        assert!(passes < 100, "the removal does not end");
+    }
+    assert_eq!(top.names().unwrap(), [name("full")]);
 }
