@@ -43,7 +43,7 @@ pub struct Extent {
 pub enum TableState {
     /// Both copies are valid and the same.
     Whole,
-    /// Only the copy at the beginning is valid, which is enough for the kernel.
+    /// Only the copy at the beginning is valid and readable, which is enough for the kernel.
     FirstOnly,
     /// Only the copy at the end is valid: the kernel shows no partitions.
     LastOnly,
@@ -58,7 +58,8 @@ impl PartitionTable {
     /// Reads at most 2 MiB and some sectors, independent of the content of the disk.
     ///
     /// # Errors
-    /// Errors of `read`.
+    /// Errors of `read`, except for the copy at the end if the first one is valid: for the kernel, a copy that cannot
+    /// be read is invalid.
     pub fn read<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -70,7 +71,11 @@ impl PartitionTable {
         let first = disk.copy(FIRST_HEADER, &mut read)?;
         // The first header has the sector of the other one, which is not at the end of an enlarged disk.
         let other = first.as_ref().map_or(disk.last, |first| first.other);
-        Ok(Self::of(first, disk.copy(other, &mut read)?))
+        let last = match disk.copy(other, &mut read) {
+            Err(_) if first.is_some() => None,
+            last => last?,
+        };
+        Ok(Self::of(first, last))
     }
 
     /// The table whose header is in the disk's last sector, whether another table refers to it or not: an image that
@@ -337,6 +342,32 @@ mod tests {
             let table = image.read().unwrap();
             assert_eq!((table.of_kind(DATA_PARTITION).count(), table.state), (1, state));
         }
+    }
+
+    /// Regression: a block at the end of the disk that could not be read was an error.
+    #[test]
+    fn a_copy_at_the_end_that_cannot_be_read_is_invalid() {
+        let unreadable = |first: bool, broken: u64| {
+            let mut image = image();
+            if !first {
+                image.break_at(1);
+            }
+            PartitionTable::read(Bytes::new(image.bytes.len() as u64), 512, |buffer, at| {
+                let (at, broken) = (at as usize, broken as usize * 512);
+                if (at..at + buffer.len()).contains(&broken) {
+                    return Err(io::ErrorKind::Other.into());
+                }
+                buffer.copy_from_slice(&image.bytes[at..at + buffer.len()]);
+                Ok(())
+            })
+        };
+        for broken in [SECTORS - 1, SECTORS - 1 - 32] {
+            let table = unreadable(true, broken).unwrap().unwrap();
+            assert_eq!((table.of_kind(DATA_PARTITION).count(), table.state), (1, TableState::FirstOnly));
+            // The copy may be the only valid one.
+            assert!(unreadable(false, broken).is_err());
+        }
+        assert!([0, 1, 2].into_iter().all(|broken| unreadable(true, broken).is_err()));
     }
 
     #[test]
