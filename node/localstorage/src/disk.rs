@@ -284,15 +284,16 @@ fn content<P>(device: &Path, size: Bytes, ask: P) -> Result<Content, FindError>
 where
     P: FnOnce(&Path) -> Result<Vec<Mark>, ProbeError>,
 {
+    // The ends can have any data of the file system: a block of them that cannot be read must not stop the node.
+    if let Some(geometry) = geometry(device, size)? {
+        return Ok(Content::Data(geometry));
+    }
     let disk = File::open(device).map_err(look("open", device))?;
     let length = usize::try_from(size.get()).unwrap_or(usize::MAX).min(END);
     let (mut head, mut tail) = (vec![0; length], vec![0; length]);
     disk.read_exact_at(&mut head, 0).map_err(look("read the beginning of", device))?;
     disk.read_exact_at(&mut tail, size.get() - length as u64).map_err(look("read the end of", device))?;
     let ends = Ends { head: &head, tail: &tail, size };
-    if let Some(geometry) = ends.geometry() {
-        return Ok(Content::Data(geometry));
-    }
     let marks = ask(device).map_err(|source| FindError::Probe { device: device.to_owned(), source })?;
     Ok(ends.content(&marks))
 }

@@ -189,6 +189,22 @@ fn nothing_is_read_of_disks_that_are_not_meant() {
     assert_eq!(seen.iter().map(|disk| disk.name.as_str()).collect::<Vec<_>>(), ["vda"]);
 }
 
+/// Regression: a block that could not be read, in the first or last MiB of the data disk, stopped the boot.
+#[test]
+fn only_the_superblock_of_a_disk_with_data_is_read() {
+    let unreadable_from = |length, content: &[u8]| {
+        let machine = FakeMachine::new();
+        machine.add("vda", Some("data"), content);
+        File::options().write(true).open(machine.devices().join("vda")).unwrap().set_len(length).unwrap();
+        machine.look().map(|disks| disks[0].content.clone())
+    };
+    for length in [512, 2 << 20] {
+        assert!(matches!(unreadable_from(length, &our_superblock()), Ok(Content::Data(_))), "{length}");
+        // A disk is empty only if both ends are known.
+        assert!(matches!(unreadable_from(length, b""), Err(FindError::Look { .. })), "{length}");
+    }
+}
+
 /// A disk of 2 MiB with a data partition in the sectors 128 to 255.
 fn disk_with_data() -> Vec<u8> {
     let mut table = gpt::Table::new(gpt::Guid::ZERO, 512).unwrap();
