@@ -109,7 +109,13 @@ impl Store {
     }
 
     /// Sets these limits of a volume. `statfs` in a filesystem volume shows its size.
-    pub(crate) fn set_limits(&self, record: &Record, limits: Limits) -> Result<(), SetError> {
+    ///
+    /// After a start with an unreadable record, the limit of an image is not lowered: its headroom may be that of the
+    /// copy with this record. The size of an image limits its tenant.
+    pub(crate) fn set_limits(&self, record: &Record, mut limits: Limits) -> Result<(), SetError> {
+        if self.keeps_headroom && record.mode.is_block() {
+            limits.bytes = limits.bytes.max(self.quotas.quota(record.project)?.limits.bytes);
+        }
         let shown = record.shown(limits).bytes.unwrap_or_default();
         self.quotas.set_limits_showing(record.project, limits, shown)
     }

@@ -25,18 +25,20 @@ impl Store {
     /// # Errors
     /// [`StartError`]: no volume can be used.
     pub fn open(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {
-        let store = Self::prepare(volumes, settings)?;
+        let mut store = Self::prepare(volumes, settings)?;
         let (mut index, mut found) = (Index::default(), store.files.load()?);
         store.follow_exchanges(&mut index, &mut found);
+        found.retain(|id, (state, record)| {
+            let is_torn = matches!(record, Err(error) if *state == State::Staged && error.is_torn());
+            !(is_torn && store.drop_unwritten(id))
+        });
+        store.keeps_headroom = found.values().any(|(_, record)| record.is_err());
         // The clones are in the index before the limits of their sources are set, whose pods may write.
         let clones =
             found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));
         index.clones = clones.collect();
         for (id, (state, record)) in found {
-            match record {
-                Err(error) if state == State::Staged && error.is_torn() && store.drop_unwritten(&id) => {}
-                record => store.take_over(&mut index, &id, state, record),
-            }
+            store.take_over(&mut index, &id, state, record);
         }
         let places = [&store.staging, &*store.live, &*store.trash];
         for place in places {

@@ -54,6 +54,8 @@ pub struct Store {
     size: AtomicU64,
     others: AtomicU64,
     index: Mutex<Index>,
+    /// Whether the start found an unreadable record.
+    pub(crate) keeps_headroom: bool,
     /// Lock order: a copy (a clone or snapshot, also that of a rollback) before its source and before the volume of its
     /// rollback; several copies, and several sources, in the order of their IDs. No operation on an announced volume or
     /// snapshot locks a copy of it, and only such volumes and snapshots are locked to be cloned.
@@ -107,6 +109,7 @@ impl Store {
             size: AtomicU64::new(0),
             others: AtomicU64::new(0),
             index: Mutex::default(),
+            keeps_headroom: false,
             locks: VolumeLocks::default(),
             leases: Leases::default(),
             copies: BackgroundCopies::default(),

@@ -126,6 +126,32 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
     }
 }
 
+/// Regression: after the start, the limit of the volume had no space for new blocks any more.
+#[test]
+fn a_volume_is_overwritten_whole_while_the_record_of_its_thin_snapshot_is_unreadable() {
+    let (node, source, from) = Node::with_volume(&disk("pvc-source", Allocation::Thick));
+    let alone = node.limits(from.project);
+    write(&node, &source, 1);
+    thin(&node, &source, "snapshot-1");
+    let (raised, record) = (node.limits(from.project), node.path("records", &id("snapshot-1")));
+    let content = fs::read(&record).unwrap();
+    fs::write(&record, b"{").unwrap();
+    let node = node.restarted();
+    assert_eq!(node.store.records().unwrap().unreadable.into_keys().collect::<Vec<_>>(), [id("snapshot-1")]);
+    assert_eq!(node.limits(from.project), raised);
+    write(&node, &source, 2);
+    // The end of another snapshot does not lower the limit either.
+    thin(&node, &source, "snapshot-2");
+    removed(&node, "snapshot-2");
+    assert_eq!(node.limits(from.project), raised);
+
+    fs::write(&record, content).unwrap();
+    let node = node.restarted();
+    assert_eq!((byte(&node, "snapshot-1"), node.limits(from.project)), (Some(1), raised));
+    removed(&node, "snapshot-1");
+    assert_eq!(node.limits(from.project), alone);
+}
+
 /// All blocks of the image are shared. For new blocks, its project has no space but the headroom. The image is smaller
 /// where its device uses the page cache, unlike the device of a pod.
 #[test]
