@@ -135,8 +135,6 @@ pub enum MountError {
     Occupied { path: PathBuf },
     #[error("{} has no project quotas", path.display())]
     Quota { path: PathBuf, source: fsquota::FsError },
-    #[error("cannot grow the file system on {}", path.display())]
-    Grow { path: PathBuf, source: Errno },
     #[error("cannot read the size of {}", path.display())]
     Size { path: PathBuf, source: Errno },
     #[error("cannot get random numbers for the project IDs of {}", path.display())]

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use mount::{Attributes, Filesystem};
 use nix::sys::stat::{major, minor};
-use tracing::info;
+use tracing::{error, info};
 
 use crate::content::Content;
 use crate::disk::{DataDisk, DiskState, examine};
@@ -83,12 +83,17 @@ impl DataDisk {
         }
     }
 
+    /// Grows the file system if the disk is larger. If the kernel rejects that, for example because it cannot read the
+    /// last block of the disk, the file system keeps its size, with which the node starts.
     fn grow(&self, root: &dir::Dir, path: &Path) -> Result<(), MountError> {
-        let failed = |source| MountError::Grow { path: path.to_owned(), source };
-        let geometry = sys::geometry(root.as_fd()).map_err(failed)?;
+        let geometry = sys::geometry(root.as_fd());
+        let geometry = geometry.map_err(|source| MountError::Size { path: path.to_owned(), source })?;
         let Some(blocks) = geometry.blocks_to_grow_to(self.size) else { return Ok(()) };
-        sys::grow(root.as_fd(), blocks, geometry.inode_percent).map_err(failed)?;
-        info!(device = %self.device.display(), size = %self.size, "data disk grown");
+        let (device, size) = (self.device.display(), self.size);
+        match sys::grow(root.as_fd(), blocks, geometry.inode_percent) {
+            Ok(()) => info!(%device, %size, "data disk grown"),
+            Err(errno) => error!(%device, %size, %errno, "cannot grow the file system of the data disk"),
+        }
         Ok(())
     }
 }

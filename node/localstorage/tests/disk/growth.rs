@@ -6,6 +6,9 @@ use localstorage::{FoundDisk, Role, examine};
 
 use super::*;
 
+const BEFORE: Bytes = Bytes::new(600 << 20);
+const AFTER: Bytes = Bytes::new(1000 << 20);
+
 /// A device that can grow at any time: a device mapper target on the machine's disk.
 struct Elastic<'machine> {
     machine: &'machine Machine,
@@ -25,6 +28,14 @@ impl<'machine> Elastic<'machine> {
 
     fn enlarge(&self, size: Bytes) {
         self.dmsetup(&["reload", "elastic", "--table", &self.table(size)]);
+        self.dmsetup(&["resume", "elastic"]);
+    }
+
+    /// Enlarges the device by a part that cannot be read.
+    fn enlarge_unreadable(&self, from: Bytes, to: Bytes) {
+        let (table, more) = (self.machine.place.path().join("table"), to.saturating_sub(from).get() / 512);
+        fs::write(&table, format!("{}\n{} {more} error\n", self.table(from), from.get() / 512)).unwrap();
+        self.dmsetup(&["reload", "elastic", table.to_str().unwrap()]);
         self.dmsetup(&["resume", "elastic"]);
     }
 
@@ -72,8 +83,6 @@ fn capacity(data: &Mounted<Data>) -> Bytes {
 
 #[test]
 fn a_device_enlarged_while_mounted_is_used_as_a_whole() {
-    const BEFORE: Bytes = Bytes::new(600 << 20);
-    const AFTER: Bytes = Bytes::new(1000 << 20);
     let machine = Machine::new();
     let elastic = Elastic::new(&machine, BEFORE);
     let data = elastic.mount();
@@ -93,23 +102,35 @@ fn a_device_enlarged_while_mounted_is_used_as_a_whole() {
     assert_eq!(capacity(&data), after);
 }
 
+/// Regression: the node did not start.
+#[test]
+fn a_file_system_that_cannot_grow_keeps_its_size() {
+    let machine = Machine::new();
+    let elastic = Elastic::new(&machine, BEFORE);
+    let before = capacity(&elastic.mount());
+    elastic.enlarge_unreadable(BEFORE, AFTER);
+    assert_eq!(capacity(&elastic.mount()), before);
+    elastic.enlarge(AFTER);
+    assert!(capacity(&elastic.mount()) > before);
+}
+
 #[test]
 fn a_disk_enlarged_while_off_is_used_as_a_whole() {
     let machine = Machine::new();
-    let elastic = Elastic::new(&machine, Bytes::new(600 << 20));
+    let elastic = Elastic::new(&machine, BEFORE);
     let data = elastic.mount();
     let before = capacity(&data);
     machine.unmount(data);
     drop(elastic);
     let data = machine.mount().unwrap();
-    assert_eq!(capacity(&data).get() - before.get(), machine.size() - (600 << 20));
+    assert_eq!(capacity(&data).get() - before.get(), machine.size() - BEFORE.get());
 }
 
 #[test]
 fn a_file_system_that_is_larger_than_its_disk_is_not_mounted() {
     let machine = Machine::new();
     machine.mkfs(&["-L", LABEL]);
-    let elastic = Elastic::new(&machine, Bytes::new(600 << 20));
+    let elastic = Elastic::new(&machine, BEFORE);
     assert!(matches!(elastic.content(), Content::Data(_)));
     let written = machine.written();
     let failed = elastic.try_mount();
